@@ -1,0 +1,20 @@
+"""Torch twins of every kernel: the definition that the Triton kernels are tested against, and what runs without CUDA."""
+
+from zipage_kernels.reference.attention import attention_score, store_query
+from zipage_kernels.reference.compact import compact, copy_slots
+from zipage_kernels.reference.gather import gather_importance, gather_positions
+from zipage_kernels.reference.pool import max_pool
+from zipage_kernels.reference.redundancy import redundancy
+from zipage_kernels.reference.select import select
+
+__all__ = [
+    "attention_score",
+    "compact",
+    "copy_slots",
+    "gather_importance",
+    "gather_positions",
+    "max_pool",
+    "redundancy",
+    "select",
+    "store_query",
+]

@@ -1,0 +1,82 @@
+"""Admission by bounded footprint: a request reserves what its row can still grow to, not its whole max_new_tokens.
+
+Reservation of a request until it ends (design: reservation): the tree-locked prefix is held already (and counted once per
+shared node by the tree), then the private part of the prompt, min(remaining, slots up to the trigger), private slots for
+a copy-out if one is due, and one page of slack.
+"""
+
+from __future__ import annotations
+
+from zipage_patches import active
+from zipage_sglang import plan
+
+
+def _remaining(req) -> int:
+    return max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
+
+
+def _waiting_growth(engine, req, page: int) -> int:
+    """Slots beyond its prefill that a request about to be prefilled will need."""
+    cfg, prefill = engine.config, len(req.full_untruncated_fill_ids)
+    start = engine.start(req)
+    to_trigger = max(0, plan.trigger_len(start, cfg.cap, cfg.window, prefill) - prefill)
+    grow = min(_remaining(req), to_trigger)
+    if grow < to_trigger:  # it ends before a compression could copy anything out
+        return grow
+    protected = plan.floor_page(prefill, page) if engine.has_tree else 0
+    return grow + plan.copy_out_slots(start, cfg.budget, protected, page)
+
+
+def running_offset(original, adder, req):
+    """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens."""
+    engine = active.manager().engine
+    cfg, kv_len = engine.config, engine.kv_len(req)
+    state = engine.state(req) or engine.new_state(req)
+    to_trigger = max(0, state.trigger(cfg.cap, cfg.window) - kv_len)
+    grow = min(_remaining(req), to_trigger)
+    if grow == to_trigger:
+        grow += plan.copy_out_slots(state.start, cfg.budget, engine.protected_len(req), adder.page_size)
+    return grow + adder.page_size
+
+
+def add_one_req(original, adder, req, *args, **kwargs):
+    """AROUND PrefillAdder.add_one_req: let the admission gate see the bounded growth.
+
+    ignore_eos is masked too: its special path simulates every request to its full length.
+    """
+    params = req.sampling_params
+    real = params.max_new_tokens, params.ignore_eos
+    params.max_new_tokens = len(req.output_ids) + _waiting_growth(active.manager().engine, req, adder.page_size)
+    params.ignore_eos = False
+    try:
+        return original(adder, req, *args, **kwargs)
+    finally:
+        params.max_new_tokens, params.ignore_eos = real
+
+
+def update_prefill_budget(original, adder, prefix_len, extend_input_len, max_new_tokens, *args, **kwargs):
+    """AROUND PrefillAdder._update_prefill_budget: charge the bounded growth of the request just added.
+
+    max_new_tokens is 0 for a chunk that is not the last, which must stay so.
+    """
+    if max_new_tokens > 0:
+        max_new_tokens = _waiting_growth(active.manager().engine, adder.can_run_list[-1], adder.page_size)
+    return original(adder, prefix_len, extend_input_len, max_new_tokens, *args, **kwargs)
+
+
+def init_req_max_new_tokens(original, scheduler, req):
+    """AROUND Scheduler.init_req_max_new_tokens: outputs longer than the pool are fine when the row stays bounded.
+
+    SGLang clips max_new_tokens so that prompt and output fit the pool together.  That clip is lifted for a request whose
+    bound fits, and kept for one whose bound does not (it could never be admitted otherwise).
+    """
+    engine = active.manager().engine
+    if not engine.fits(len(req.origin_input_ids), 1 << 30, engine.start(req)):
+        return original(scheduler, req)
+    real = scheduler.max_total_num_tokens, scheduler.max_req_len
+    scheduler.max_total_num_tokens = 1 << 40
+    scheduler.max_req_len = scheduler.model_config.context_len - 1
+    try:
+        return original(scheduler, req)
+    finally:
+        scheduler.max_total_num_tokens, scheduler.max_req_len = real

@@ -1,0 +1,177 @@
+"""The manager's view of SGLang's scheduler: lengths, slots, rows, streams, retraction.  The one place that writes a
+request's KV bookkeeping.
+
+Five copies of kv_len exist and are changed together in `publish`: batch.seq_lens, batch.seq_lens_cpu,
+req.kv_committed_len, req.kv.kv_allocated_len and the filled part of the row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from zipage_sglang import plan
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.manager import Compression
+from zipage_sglang.state import RequestState
+
+
+class SGLangEngine:
+    """Implements zipage_sglang.manager.Engine on a live scheduler."""
+
+    def __init__(self, scheduler, config: ZipageConfig):
+        self.scheduler = scheduler
+        self.config = config
+        self.allocator = scheduler.token_to_kv_pool_allocator
+        self.tree = scheduler.tree_cache
+        self.row_pool = scheduler.req_to_token_pool
+        self.page_size = scheduler.page_size
+        self.pool_size = scheduler.max_total_num_tokens
+        self.device = torch.device(scheduler.device)
+        self.has_tree = not self.tree.is_chunk_cache() and not getattr(self.tree, "disable", False)
+
+    # --- one request -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def state(req) -> RequestState | None:
+        return req.__dict__.get("zipage")
+
+    def new_state(self, req) -> RequestState:
+        """State of a request that is seen in the running batch for the first time since its (re)prefill."""
+        state = RequestState(
+            start=self.start(req),
+            prefill_len=req.kv_committed_len - req.decode_batch_idx,
+            skip_insert=req.skip_radix_cache_insert,
+        )
+        req.zipage = state
+        return state
+
+    @staticmethod
+    def start(req) -> int:
+        """First candidate row c0: the original prompt is kept whole."""
+        return len(req.origin_input_ids)
+
+    @staticmethod
+    def holds_kv(req) -> bool:
+        return req.kv is not None and not req.finished()
+
+    @staticmethod
+    def kv_len(req) -> int:
+        return req.kv_committed_len
+
+    @staticmethod
+    def protected_len(req) -> int:
+        """Leading rows whose slots belong to the prefix tree."""
+        return req.cache_protected_len
+
+    def fits(self, prefill_len: int, remaining: int, start: int) -> bool:
+        """Whether a request could be prefilled and bounded in an otherwise empty pool."""
+        cfg = self.config
+        return plan.fits_alone(prefill_len, remaining, start, cfg.budget, cfg.cap, cfg.window, self.has_tree,
+                               self.page_size, self.pool_size)
+
+    def refits(self, req) -> bool:
+        """Whether a request could be prefilled again, output so far included, after a retraction."""
+        done = len(req.output_ids)
+        remaining = max(req.sampling_params.max_new_tokens - done, 0)
+        return self.fits(len(req.origin_input_ids) + done, remaining, self.start(req))
+
+    # --- slots and rows ----------------------------------------------------------------------------------------------
+
+    def allocate(self, slots: int) -> torch.Tensor | None:
+        """int64 [slots], whole pages; evicts unlocked tree nodes when the pool is short; None when that is not enough."""
+        evict_from_tree_cache(self.tree, slots)
+        return self.allocator.alloc(slots)
+
+    def copy_out(self, work: list[Compression], runtime):
+        """Give private slots to the rows that the tree owns and the compression will write; move the tree lock up."""
+        moved = [item for item in work if item.new_slots is not None]
+        if not moved:
+            return
+        table = self.row_pool.req_to_token
+        old = []
+        for item in moved:
+            row = table[item.req.req_pool_idx]
+            old.append(row[item.plan.cut : item.plan.copied].to(torch.int64))
+            row[item.plan.cut : item.plan.copied] = item.new_slots.to(torch.int32)
+        # Rows are rewritten on the schedule stream (the decode step in flight has read them already); the copy itself must
+        # follow that step, which still reads the old slots.
+        src, dst = torch.cat(old), torch.cat([item.new_slots for item in moved])
+        with self.forward_stream():
+            runtime.copy_slots(src, dst)
+        if self.device.type == "cuda":
+            stream = self.scheduler.forward_stream
+            src.record_stream(stream)
+            dst.record_stream(stream)
+
+    def rows(self, work: list[Compression]) -> torch.Tensor:
+        """int64 [R, T]: KV slots of each request's row, 0 behind its end.  Call on the forward stream."""
+        lens = [item.plan.kv_len for item in work]
+        host = torch.tensor([[item.req.req_pool_idx for item in work], lens], dtype=torch.int64,
+                            pin_memory=self.device.type == "cuda")
+        index, lengths = host.to(self.device, non_blocking=True)
+        rows = self.row_pool.req_to_token[index, : max(lens)].to(torch.int64)
+        columns = torch.arange(max(lens), device=self.device)
+        return rows.masked_fill(columns >= lengths[:, None], 0)
+
+    @contextlib.contextmanager
+    def forward_stream(self):
+        """Order device work after the decode step in flight and before the next one."""
+        s = self.scheduler
+        if not s.enable_overlap:
+            yield
+            return
+        with s.forward_stream_ctx:
+            s.forward_stream.wait_stream(s.schedule_stream)
+            yield
+
+    # --- after the kernels are enqueued ------------------------------------------------------------------------------
+
+    def publish(self, batch, work: list[Compression]):
+        """Shorten rows, return pages, and let the same pass admit into them."""
+        lens = batch.seq_lens_cpu.clone()
+        for item in work:
+            req, plan = item.req, item.plan
+            if plan.free_from < plan.kv_len:
+                freed = self.row_pool.req_to_token[req.req_pool_idx, plan.free_from : plan.kv_len].to(torch.int64)
+                self.allocator.free_segment(freed, start_pos=plan.free_from)
+            if item.new_slots is not None:
+                self._move_lock(req, plan.cut)
+            # The row no longer matches the token ids: it must never enter the tree.
+            req.skip_radix_cache_insert = True
+            req.kv_committed_len = req.kv.kv_allocated_len = plan.kept
+            lens[item.index] = plan.kept
+        # New tensors, never in place: the batch in flight still refers to the old ones.
+        batch.seq_lens_cpu = lens
+        staged = lens.pin_memory() if self.device.type == "cuda" else lens.clone()
+        batch.seq_lens = staged.to(self.device, non_blocking=True)
+        batch.seq_lens_sum = None
+        # SGLang clears this only when the batch shrinks, but pages have just come free.
+        batch.batch_is_full = False
+
+    def _move_lock(self, req, cut: int):
+        """Keep only the prefix [0, cut) locked in the tree; `cut` is a page boundary of the original prompt."""
+        match = self.tree.match_prefix(
+            MatchPrefixParams(key=RadixKey(req.origin_input_ids[:cut], req.extra_key))
+        )
+        assert len(match.device_indices) == cut, (len(match.device_indices), cut)
+        self.tree.inc_lock_ref(match.last_device_node)
+        self.tree.dec_lock_ref(req.last_node)
+        req.last_node = match.last_device_node
+        req.cache_protected_len = cut
+        req.prefix_indices = req.prefix_indices[:cut]
+
+    def retract(self, batch, indices: list[int]):
+        """Send requests back to the waiting queue; they are re-prefilled and lose no token."""
+        gone = set(indices)
+        reqs = [batch.reqs[i] for i in indices]
+        for n, index in enumerate(indices):
+            batch.release_req(index, len(batch.reqs) - n - 1, self.scheduler.server_args)
+        batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in gone])
+        batch.batch_is_full = False
+        for req in reqs:
+            self.scheduler._add_request_to_queue(req, is_retracted=True)

@@ -1,0 +1,38 @@
+"""Forward pass: true positions for rows that hold fewer tokens, and the query store."""
+
+from __future__ import annotations
+
+import torch
+
+from zipage_patches import active
+
+
+def init_new(forward_batch, cls, batch, model_runner, **kwargs):
+    """AFTER ForwardBatch.init_new, on the forward stream.
+
+    SGLang derives decode positions from seq_lens, which is kv_len here.  orig_seq_lens keeps counting true tokens through
+    every filter, merge and decode step, so position = orig_seq_lens - 1 needs no bookkeeping of ours.
+    """
+    if not batch.forward_mode.is_decode():
+        return None
+    forward_batch.positions = (batch.orig_seq_lens - 1).to(torch.int64)
+    manager = active.manager()
+    if manager is not None:
+        manager.runtime.set_query_rows(manager.query_rows(batch.reqs), len(batch.reqs))
+        if active.checker is not None:
+            active.checker.forward(forward_batch, batch)
+    return None
+
+
+def attention_forward(backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+    """BEFORE AttentionBackend.forward: keep the queries of the decode steps before a compression.
+
+    Every backend and every route (eager, captured decode graph) passes here with post-RoPE queries.  While a graph is
+    captured the store is always recorded, so that a replay only needs new destination rows.
+    """
+    runtime = active.runtime
+    if runtime is None or not forward_batch.forward_mode.is_decode():
+        return None
+    if runtime.active or runtime.capturing():
+        runtime.store_query(layer.layer_id - runtime.buffers.first_layer, q)
+    return None

@@ -1,0 +1,102 @@
+"""Two-stage installation through SGLang's plugin framework, and the check that nothing is half installed.
+
+Stage 1, whenever plugins load: the server arguments and Scheduler.__init__; harmless while --enable-zipage is off.
+Stage 2, inside Scheduler.__init__ of a server with --enable-zipage, before the model is loaded: everything else.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+from zipage_patches import contract
+
+SOURCE = HookSource("zipage", "zipage-sglang")
+
+# target path (see contract.py) -> (module of this package, hook)
+HOOKS = {
+    "managers.scheduler.Scheduler.__init__": ("scheduler", "scheduler_init"),
+    "layers.rotary_embedding.base.RotaryEmbedding.__init__": ("cpu", "rotary_init"),
+    "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend": ("cpu", "alloc_extend"),
+    "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_decode": ("cpu", "alloc_decode"),
+    "model_executor.forward_batch_info.ForwardBatch.init_new": ("forward", "init_new"),
+    "layers.attention.base_attn_backend.AttentionBackend.forward": ("forward", "attention_forward"),
+    "managers.scheduler.Scheduler.get_new_batch_prefill": ("scheduler", "get_new_batch_prefill"),
+    "managers.scheduler.Scheduler.init_req_max_new_tokens": ("admission", "init_req_max_new_tokens"),
+    "managers.scheduler.Scheduler.get_internal_state": ("scheduler", "get_internal_state"),
+    "managers.schedule_batch.Req.reset_for_retract": ("lifecycle", "reset_for_retract"),
+    "managers.schedule_batch.ScheduleBatch.retract_decode": ("lifecycle", "retract_decode"),
+    "managers.schedule_batch.ScheduleBatch._get_decode_retraction_order": ("lifecycle", "retraction_order"),
+    "managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset": ("admission", "running_offset"),
+    "managers.schedule_policy.PrefillAdder.add_one_req": ("admission", "add_one_req"),
+    "managers.schedule_policy.PrefillAdder._update_prefill_budget": ("admission", "update_prefill_budget"),
+    "mem_cache.memory_pool.ReqToTokenPool.free": ("lifecycle", "row_free"),
+    "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": ("memory", "cell_size"),
+    "model_executor.model_runner.ModelRunner._init_post_memory_pool_components": ("memory", "post_memory_pool"),
+}
+
+
+class ContractError(RuntimeError):
+    """This SGLang is not the one the hooks were written for, or a hook is not in place."""
+
+
+def stage1_targets():
+    return contract.STAGE1 + (() if torch.cuda.is_available() else contract.CPU)
+
+
+def _refuse(found: list[str]):
+    import sglang
+
+    lines = "\n  ".join(found)
+    raise ContractError(
+        f"zipage-sglang cannot run on SGLang {getattr(sglang, '__version__', '?')}:\n  {lines}\n"
+        "Install a supported release (pip install 'sglang==0.5.17') or start without --enable-zipage."
+    )
+
+
+def _hook(target: contract.Target):
+    if target.path in HOOKS:
+        module, name = HOOKS[target.path]
+        return getattr(importlib.import_module(f"zipage_patches.{module}"), name)
+    from zipage_patches.server_args import ZipageServerArgs
+
+    return ZipageServerArgs
+
+
+def _register(targets):
+    for target in targets:
+        if target.name not in HookRegistry._hooks:
+            HookRegistry.register(target.name, _hook(target), HookType[target.kind], source=SOURCE)
+
+
+def register_stage1():
+    """Registers (the plugin loader applies).  Idempotent."""
+    _register(stage1_targets())
+
+
+def missing(targets) -> list[str]:
+    """One line per hooked target that is not in place in this process."""
+    return [f"{t.name}: hook not applied" for t in targets if t.kind != "CALL" and t.name not in HookRegistry._patched]
+
+
+def verify_stage1():
+    """Raises ContractError unless the whole contract holds and stage 1 is in place in this process."""
+    found = contract.problems(stage1_targets() + contract.STAGE2 + contract.CALLS) + missing(stage1_targets())
+    if found:
+        _refuse(found)
+
+
+def install_runtime_hooks():
+    """Stage 2.  Raises ContractError, so that the scheduler never starts half patched."""
+    verify_stage1()
+    _register(contract.STAGE2)
+    HookRegistry.apply_hooks()
+    found = missing(contract.STAGE2)
+    if found:
+        _refuse(found)
+    from sglang.srt.managers import schedule_policy
+
+    # SGLang clips each reservation at this many tokens; ours are exact already and may be larger (budgets above 4096).
+    schedule_policy.CLIP_MAX_NEW_TOKENS = 1 << 30

@@ -1,0 +1,60 @@
+"""Memory: charge the method's buffers to the KV pool's budget, and allocate them beside the pool."""
+
+from __future__ import annotations
+
+from zipage_patches import active, refusals
+from zipage_sglang.policies import make_policy
+from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots, query_slot_bytes, table_bytes_per_token
+
+
+def cell_size(result, configurator, kvc, num_layers):
+    """AFTER DefaultPoolConfigurator._compute_cell_size: bytes per KV slot, tables and query slots included.
+
+    Query slots are proportional to the pool (one per K + b - w tokens), so they belong in the same figure.
+    """
+    config, model = active.config, kvc.model_config
+    tp_size = kvc.server_args.tp_size
+    q_heads = max(1, model.num_attention_heads // tp_size)
+    shape = ModelShape(num_layers, q_heads, model.get_num_kv_heads(tp_size), model.head_dim, 1.0)
+    per_slot = query_slot_bytes(shape, config.window, kvc.model_dtype.itemsize)
+    per_token = table_bytes_per_token(shape, make_policy(config).stores_importance)
+    return result + per_token + -(-per_slot // max(1, config.cap - config.window))
+
+
+def post_memory_pool(result, model_runner):
+    """AFTER ModelRunner._init_post_memory_pool_components: the pool exists, graphs are not captured yet."""
+    if model_runner.is_draft_worker:
+        return
+    config = active.config
+    layers = refusals.check_attention_layers(model_runner)
+    refusals.check_kv_pool(model_runner.token_to_kv_pool)
+    pool = model_runner.token_to_kv_pool
+    tp_rank, local_kv_heads = model_runner.ps.tp_rank, layers[0].tp_k_head_num
+    total_kv_heads = model_runner.model_config.get_total_num_kv_heads()
+    # With fewer KV heads than ranks, heads are replicated: several ranks hold the same global head.
+    replicas = max(1, model_runner.ps.tp_size * local_kv_heads // total_kv_heads)
+    shape = ModelShape(
+        layers=len(layers),
+        q_heads=layers[0].tp_q_head_num,
+        kv_heads=local_kv_heads,
+        head_dim=layers[0].head_dim,
+        scale=float(layers[0].scaling),
+        first_layer=pool.start_layer,
+        first_kv_head=tp_rank // replicas * local_kv_heads,
+    )
+    max_running = model_runner.req_to_token_pool.size
+    active.runtime = Runtime(
+        config, shape, list(pool.k_buffer), list(pool.v_buffer),
+        dtype=model_runner.dtype,
+        slots=default_query_slots(config, pool.size, max_running),
+        max_batch=max(max_running, largest_graph_batch(model_runner.server_args)),
+        stores_importance=make_policy(config).stores_importance,
+    )
+
+
+def largest_graph_batch(server_args) -> int:
+    """Largest batch size that decode graphs are captured for, 0 without graphs."""
+    config = getattr(server_args, "cuda_graph_config", None)
+    decode = getattr(config, "decode", None)
+    sizes = getattr(decode, "bs", None) or []
+    return max([getattr(decode, "max_bs", None) or 0, *sizes])

@@ -1,0 +1,88 @@
+"""Scheduler: built with a manager beside it, stepped before every admission pass, and reporting what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from http import HTTPStatus
+
+from sglang.srt.managers.io_struct import AbortReq
+from zipage_patches import active, install, refusals
+from zipage_patches.engine import SGLangEngine
+from zipage_sglang import invariants
+from zipage_sglang.manager import Manager
+from zipage_sglang.policies import make_policy
+
+logger = logging.getLogger("zipage")
+
+
+def scheduler_init(original, scheduler, server_args, *args, **kwargs):
+    """AROUND Scheduler.__init__: install the run-time hooks first (graphs are captured inside), then the manager."""
+    if not getattr(server_args, "enable_zipage", False):
+        return original(scheduler, server_args, *args, **kwargs)
+    active.config = server_args.zipage_config()
+    install.install_runtime_hooks()
+    original(scheduler, server_args, *args, **kwargs)
+    refusals.check_scheduler(scheduler)
+    engine = SGLangEngine(scheduler, active.config)
+    manager = Manager(active.config, make_policy(active.config), active.runtime, engine)
+    active.set_manager(manager)
+    active.checker = invariants.from_environment(manager)
+    bound = active.config.cap + scheduler.page_size
+    logger.info(
+        "zipage on: budget %d, block %d, policy %s; a request holds at most its prompt and %d private tokens, so about %d "
+        "requests fit the pool of %d tokens; %.1f MiB of query slots and tables",
+        active.config.budget, active.config.block, active.config.policy, bound,
+        scheduler.max_total_num_tokens // bound, scheduler.max_total_num_tokens, active.runtime.nbytes / 2**20,
+    )
+    return None
+
+
+def get_new_batch_prefill(original, scheduler, running_batch):
+    """AROUND Scheduler.get_new_batch_prefill: compress first, so that this very pass admits into the freed pages."""
+    manager = active.manager()
+    checker = active.checker
+    if checker is not None:
+        checker.scheduler(scheduler, running_batch)
+    manager.step(running_batch)
+    if checker is not None:
+        checker.scheduler(scheduler, running_batch)
+    if manager.stats.retractions:
+        _abort_unschedulable(scheduler, manager)
+    return original(scheduler, running_batch)
+
+
+def _abort_unschedulable(scheduler, manager):
+    """A retracted request that the pool cannot hold any more would block the queue for ever: end it with a reason."""
+    doomed = [r for r in scheduler.waiting_queue if r.is_retracted and not manager.engine.refits(r)]
+    for req in doomed:
+        message = (
+            f"retracted at {len(req.origin_input_ids) + len(req.output_ids)} tokens, which the KV pool of "
+            f"{manager.engine.pool_size} tokens cannot hold again; raise --mem-fraction-static or --max-total-tokens"
+        )
+        scheduler.ipc_channels.send_to_tokenizer.send_output(
+            AbortReq(
+                finished_reason={"type": "abort", "status_code": HTTPStatus.INSUFFICIENT_STORAGE, "message": message},
+                rid=req.rid,
+            ),
+            req,
+        )
+        logger.warning("request %s aborted: %s", req.rid, message)
+    if doomed:
+        gone = {id(r) for r in doomed}
+        scheduler.waiting_queue = [r for r in scheduler.waiting_queue if id(r) not in gone]
+
+
+def get_internal_state(result, scheduler, recv_req):
+    """AFTER Scheduler.get_internal_state: a `zipage` block in /server_info."""
+    manager = active.manager()
+    if manager is not None:
+        result.internal_state["zipage"] = {
+            **dataclasses.asdict(manager.stats),
+            "nan_scores": int(manager.nan_scores),
+            "query_slots": manager.runtime.slots,
+            "buffer_bytes": manager.runtime.nbytes,
+            "running": len(scheduler.running_batch.reqs),
+            "waiting": len(scheduler.waiting_queue),
+            "config": dataclasses.asdict(manager.config),
+        }

@@ -1,0 +1,92 @@
+"""The method's knobs: one frozen dataclass, validated once, shared by the engine, the kernels and the benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+POLICIES = ("zipage", "attention", "recent", "random")
+REDUNDANCIES = ("lightning", "flash", "none")
+POOLINGS = ("once", "never", "always")
+PREFIX_MODES = ("keep",)
+
+# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve.
+PRESETS = {
+    "paper": dict(
+        budget=2048, block=256, window=16, policy="zipage", alpha=0.8, lam=0.2, tau=0.4,
+        redundancy="lightning", pooling="once", recency=0.0,
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ZipageConfig:
+    """What is kept, how it is scored, and when.
+
+    Tokens: budget K, block b, window w, sinks.  A request is compressed when it holds K + b candidate tokens and keeps K.
+    alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
+    the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
+    Raises ValueError (naming the flag) for values that cannot work.
+    """
+
+    budget: int = 2048
+    block: int = 256
+    window: int = 16
+    policy: str = "zipage"
+    alpha: float = 0.8
+    lam: float = 0.2
+    tau: float = 0.4
+    redundancy: str = "lightning"
+    pooling: str = "once"
+    sinks: int = 4
+    recency: float = 0.5
+    seed: int = 0
+    prefix: str = "keep"
+
+    @property
+    def cap(self) -> int:
+        """Candidate tokens at which a request is compressed, K + b."""
+        return self.budget + self.block
+
+    @property
+    def reserve(self) -> int:
+        """Latest tokens that are always kept, max(w, floor(r K))."""
+        return max(self.window, math.floor(self.recency * self.budget))
+
+    @property
+    def forced_sinks(self) -> int:
+        """First tokens that are always kept; a kept prefix holds the sinks already, so none are forced then."""
+        return 0 if self.prefix == "keep" else self.sinks
+
+    def __post_init__(self):
+        def need(ok: bool, flag: str, says: str):
+            if not ok:
+                raise ValueError(f"--zipage-{flag}: {says}")
+
+        need(self.block >= 1, "block", f"must be at least 1, got {self.block}")
+        need(self.budget >= 1, "budget", f"must be at least 1, got {self.budget}")
+        need(1 <= self.window <= self.block, "window",
+             f"must be between 1 and --zipage-block ({self.block}), got {self.window}")
+        need(0 <= self.sinks, "sinks", f"must not be negative, got {self.sinks}")
+        need(0.0 <= self.recency <= 1.0, "recency", f"must be a share between 0 and 1, got {self.recency}")
+        need(self.reserve + self.forced_sinks <= self.budget, "budget",
+             f"{self.budget} cannot hold what is always kept: {self.reserve} latest tokens "
+             f"(--zipage-window, --zipage-recency) and {self.forced_sinks} sinks (--zipage-sinks); raise it or lower those")
+        need(self.policy in POLICIES, "policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        need(self.redundancy in REDUNDANCIES, "redundancy",
+             f"must be one of {', '.join(REDUNDANCIES)}, got {self.redundancy!r}")
+        need(self.pooling in POOLINGS, "pooling", f"must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
+        need(self.prefix in PREFIX_MODES, "prefix", f"must be one of {', '.join(PREFIX_MODES)}, got {self.prefix!r}")
+        need(0.0 <= self.alpha <= 1.0, "alpha", f"must be between 0 and 1, got {self.alpha}")
+        need(0.0 <= self.lam <= 1.0, "lambda", f"must be between 0 and 1, got {self.lam}")
+        need(self.tau > 0.0 and math.isfinite(self.tau), "tau", f"must be positive, got {self.tau}")
+        need(0 <= self.seed < 2**32, "seed", f"must be a 32-bit unsigned number, got {self.seed}")
+
+    def check_page_size(self, page_size: int):
+        """Raises ValueError unless whole pages hold K and b (pages are freed whole)."""
+        for flag, value in (("budget", self.budget), ("block", self.block)):
+            if value % page_size:
+                raise ValueError(
+                    f"--zipage-{flag} {value} is not a multiple of --page-size {page_size}: "
+                    f"use {math.ceil(value / page_size) * page_size} or a page size that divides it"
+                )

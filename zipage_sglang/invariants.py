@@ -1,0 +1,120 @@
+"""The invariants of a running server, checked at every scheduler step when ZIPAGE_CHECK_INVARIANTS=1.
+
+For tests and for chasing a suspected bug: it reads the whole pool each step and is far too slow for production.
+Any violation raises AssertionError, which ends the scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from zipage_sglang.plan import ceil_page
+
+ENVIRONMENT = "ZIPAGE_CHECK_INVARIANTS"
+
+
+def from_environment(manager) -> "InvariantChecker | None":
+    """The checker if the environment asks for it."""
+    return InvariantChecker(manager) if os.environ.get(ENVIRONMENT, "0") == "1" else None
+
+
+class InvariantChecker:
+    """Pool: every slot has exactly one owner (free list, prefix tree, or one request's private rows), and tree-owned slots
+    never change.  Requests: the five copies of kv_len agree, positions are true, rows stay within their bound."""
+
+    def __init__(self, manager):
+        self.manager = manager
+        self.engine = manager.engine
+        self.tree_sums: dict[int, tuple] = {}
+        self.steps = 0
+
+    def scheduler(self, scheduler, running_batch):
+        """Before and after the manager's step; all KV holders are in the running batch or are the chunked request."""
+        self.steps += 1
+        engine, page = self.engine, self.engine.page_size
+        owners = torch.zeros(engine.pool_size + page, dtype=torch.int64)
+        free = engine.allocator.free_pages
+        free_slots = (free[:, None] * page + torch.arange(page)).flatten() if page > 1 else free
+        owners.index_add_(0, free_slots, torch.ones_like(free_slots))
+        tree = self._tree_slots()
+        owners.index_add_(0, tree, torch.ones_like(tree))
+        in_tree = torch.zeros(len(owners), dtype=torch.bool)
+        in_tree[tree] = True
+
+        self._check_lengths(running_batch)
+        holders = [r for r in running_batch.reqs if r.kv is not None]
+        if scheduler.chunked_req is not None and scheduler.chunked_req.kv is not None:
+            holders.append(scheduler.chunked_req)
+        for req in holders:
+            row = engine.row_pool.req_to_token[req.req_pool_idx]
+            protected, held = req.cache_protected_len, ceil_page(req.kv.kv_allocated_len, page)
+            shared = row[:protected].long()
+            assert in_tree[shared].all(), f"{req.rid}: a protected row is not in the tree"
+            last = row[protected : req.kv.kv_allocated_len].long()
+            private = (last[::page] // page * page)[:, None] + torch.arange(page)
+            assert private.numel() == held - protected, (req.rid, private.numel(), held, protected)
+            owners.index_add_(0, private.flatten(), torch.ones(private.numel(), dtype=torch.int64))
+            filled = row[: req.kv.kv_allocated_len].long()
+            index = torch.arange(len(filled))
+            assert ((filled % page) == (index % page)).all(), f"{req.rid}: a slot lost its place in the page"
+            assert len(torch.unique(filled)) == len(filled), f"{req.rid}: a slot stands twice in one row"
+        wrong = torch.nonzero(owners[page:] != 1).flatten()
+        assert len(wrong) == 0, (
+            f"{len(wrong)} slots without exactly one owner, e.g. {[(int(s) + page, int(owners[s + page])) for s in wrong[:5]]}"
+        )
+        self._check_tree_unchanged(tree)
+
+    def forward(self, forward_batch, batch):
+        """At a decode step that has just been planned, with the slot of its new token allocated."""
+        rows = self.engine.row_pool.req_to_token
+        for i, req in enumerate(batch.reqs):
+            state = self.engine.state(req)
+            kv_len = int(batch.seq_lens_cpu[i])
+            evicted = state.evicted if state is not None else 0
+            position, true_len = int(forward_batch.positions[i]), int(batch.orig_seq_lens[i])
+            where = (req.rid, position, true_len, kv_len, evicted)
+            assert position == true_len - 1, ("position is not the true one", where)
+            assert true_len == kv_len + evicted, ("true length, kv_len and evicted disagree", where)
+            # Under overlap the token just sampled is not in output_ids yet.
+            known = len(req.origin_input_ids) + len(req.output_ids)
+            lag = 1 if self.engine.scheduler.enable_overlap else 0
+            assert known <= true_len <= known + lag or req.finished(), ("true length is not the request's", where, known)
+            assert int(rows[req.req_pool_idx, kv_len - 1]) == int(batch.out_cache_loc[i]), ("row misses the new slot", where)
+
+    def _check_lengths(self, batch):
+        cfg = self.manager.config
+        holders = [(i, r) for i, r in enumerate(batch.reqs) if r.kv is not None]
+        for i, req in holders:
+            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
+            assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
+            state = self.engine.state(req)
+            if state is not None and state.compressed:
+                assert copies[0] <= state.start + cfg.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {cfg.cap}"
+        slots = [s.slot for _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
+        assert len(set(slots)) == len(slots), "a query slot has two owners"
+        assert not set(slots) & set(self.manager.free_slots), "a query slot is both used and free"
+        assert len(slots) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
+
+    def _tree_slots(self) -> torch.Tensor:
+        tree = self.engine.tree
+        if not self.engine.has_tree or not tree.root_node.children:
+            return torch.empty(0, dtype=torch.int64)
+        return tree.all_values_flatten().long()
+
+    def _check_tree_unchanged(self, tree: torch.Tensor):
+        """A tree-owned slot's content is fixed from the first time it is seen until it leaves the tree."""
+        sums = torch.zeros(len(tree), dtype=torch.float64)
+        b = self.manager.runtime.buffers
+        weight = None
+        for n, buffer in enumerate((*b.k_buffers, *b.v_buffers)):
+            values = buffer[tree].flatten(1).double()
+            if weight is None:
+                weight = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
+            sums += (n + 1) * (values @ weight)
+        now = dict(zip(tree.tolist(), sums.tolist()))
+        for slot, value in now.items():
+            before = self.tree_sums.get(slot)
+            assert before is None or before == value, f"tree-owned slot {slot} was overwritten"
+        self.tree_sums = now

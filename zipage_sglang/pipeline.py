@@ -1,0 +1,70 @@
+"""One compression, from buffers to buffers: score, force, select, compact.  Knows nothing of SGLang."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+
+from zipage_kernels import ops
+from zipage_kernels.batch import CompressionBatch, Tables
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.policies import Policy, View
+
+
+@dataclasses.dataclass(eq=False)
+class KVBuffers:
+    """The device memory that a compression reads and rewrites; one per model worker.
+
+    k_buffers, v_buffers: L tensors [S, H, D] of the KV pool, fp32, fp16 or bf16, may be strided views.
+    query_cache: [L, M*w + 1, Hq, D] (row 0 is trash).  positions: int32 [L, S, H].
+    importance: bf16 [L, S, H], or None when the policy stores none.  scale: factor of the attention logits.
+    first_layer, first_kv_head: global indices of local layer 0 and local KV head 0.
+    """
+
+    k_buffers: list[torch.Tensor]
+    v_buffers: list[torch.Tensor]
+    query_cache: torch.Tensor
+    positions: torch.Tensor
+    importance: torch.Tensor | None
+    scale: float
+    first_layer: int = 0
+    first_kv_head: int = 0
+
+    @property
+    def tables(self) -> Tables:
+        """The tables that move with the tokens."""
+        return Tables(self.positions, self.importance)
+
+
+class Compression(NamedTuple):
+    """What a compression did, on the device (reading it is the only wait).
+
+    keep: bool [R, L, H, C], the survivors by their old candidate index.  nan_counts: int64 [R], NaN scores of candidates
+    that were not forced; they count as -inf.
+    """
+
+    keep: torch.Tensor
+    nan_counts: torch.Tensor
+
+
+def forced(positions: torch.Tensor, batch: CompressionBatch, reserve: int, sinks: int) -> torch.Tensor:
+    """bool [R, L, H, C]: the last `reserve` true positions of each request and its first `sinks`, always kept."""
+    true_lens = (batch.lengths.kv_lens + batch.lengths.evicted)[:, None, None, None]
+    return batch.candidates[:, None, None] & ((positions >= true_lens - reserve) | (positions < sinks))
+
+
+def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config: ZipageConfig) -> Compression:
+    """Keeps keeps[r] candidates of every request, layer and KV head, and moves them to the front of its candidate rows.
+
+    Rewrites the KV pool and the tables in place; the caller frees the slots behind row starts[r] + keeps[r] and updates
+    its lengths.  keeps[r] must hold config.reserve + config.forced_sinks.
+    """
+    view = View(batch, buffers)
+    scores = policy.score(view)
+    always = forced(view.positions, batch, config.reserve, config.forced_sinks)
+    nan_counts = (scores.isnan() & view.candidates & ~always).sum(dim=(1, 2, 3))
+    keep = ops.select(scores.masked_fill(always, torch.inf), view.positions, batch)
+    ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, batch, keep, view.positions, view.importance)
+    return Compression(keep, nan_counts)

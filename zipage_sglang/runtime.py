@@ -1,0 +1,119 @@
+"""Device buffers of the method, allocated once beside SGLang's KV pool, and the query rows of the next decode step.
+
+Shapes: L local layers, S KV slots (padding included), H local KV heads, Hq local query heads, D head dim, M query slots,
+w window.  Sized before CUDA graphs are captured, because the query store is part of the decode graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from zipage_kernels import ops
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.pipeline import KVBuffers
+
+POSITION_BYTES = 4
+IMPORTANCE_BYTES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """Local (per tensor-parallel rank) attention shapes; first_* are global indices of local 0."""
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    first_layer: int = 0
+    first_kv_head: int = 0
+
+
+def table_bytes_per_token(shape: ModelShape, stores_importance: bool) -> int:
+    """Bytes of position and global-score tables for one KV slot."""
+    return shape.layers * shape.kv_heads * (POSITION_BYTES + (IMPORTANCE_BYTES if stores_importance else 0))
+
+
+def query_slot_bytes(shape: ModelShape, window: int, itemsize: int) -> int:
+    """Bytes of one query slot."""
+    return shape.layers * window * shape.q_heads * shape.head_dim * itemsize
+
+
+def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int) -> int:
+    """Query slots that suffice for every request near its trigger.
+
+    A request needs a slot only while it holds more than cap - w private candidates, so a pool holds at most
+    pool / (cap - w) such requests.
+    """
+    return max(1, min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1))
+
+
+class Runtime:
+    """Owns the query cache and the tables; hands them to the pipeline as one KVBuffers."""
+
+    def __init__(self, config: ZipageConfig, shape: ModelShape, k_buffers: list[torch.Tensor],
+                 v_buffers: list[torch.Tensor], dtype: torch.dtype, slots: int, max_batch: int, stores_importance: bool):
+        """k_buffers, v_buffers: per local layer [S, H, D].  dtype: of the queries.  slots: M.  max_batch: largest decode
+        batch (running requests or captured graph size)."""
+        device = k_buffers[0].device
+        num_slots = k_buffers[0].shape[0]
+        tables = (shape.layers, num_slots, shape.kv_heads)
+        self.window = config.window
+        self.slots = slots
+        self.device = device
+        self.buffers = KVBuffers(
+            k_buffers=k_buffers,
+            v_buffers=v_buffers,
+            query_cache=torch.zeros(shape.layers, slots * config.window + 1, shape.q_heads, shape.head_dim,
+                                    dtype=dtype, device=device),
+            positions=torch.zeros(tables, dtype=torch.int32, device=device),
+            importance=torch.zeros(tables, dtype=torch.bfloat16, device=device) if stores_importance else None,
+            scale=shape.scale,
+            first_layer=shape.first_layer,
+            first_kv_head=shape.first_kv_head,
+        )
+        # Destination row in the query cache per batch row; 0 = nowhere.  Static, because decode graphs read it.
+        self.query_rows = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self.active = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        b = self.buffers
+        own = (b.query_cache, b.positions, b.importance, self.query_rows)
+        return sum(t.numel() * t.element_size() for t in own if t is not None)
+
+    def query_row(self, slot: int, position: int) -> int:
+        """Row of the query cache for the token at true `position`: a ring of w rows per slot, row 0 being nowhere."""
+        return 1 + slot * self.window + position % self.window
+
+    def set_query_rows(self, rows: dict[int, int], batch_size: int):
+        """Route the next decode step's queries: {batch row: query cache row}.  Must run on the forward stream."""
+        if not rows and not self.active:
+            return
+        self.active = bool(rows)
+        if not rows:
+            self.query_rows.zero_()
+            return
+        host = torch.zeros(len(self.query_rows), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        for index, row in rows.items():
+            host[index] = row
+        self.query_rows.copy_(host, non_blocking=True)
+
+    def store_query(self, local_layer: int, q: torch.Tensor):
+        """q: post-RoPE queries of a decode batch, [B, Hq * D] or [B, Hq, D]; B may include graph padding rows."""
+        cache = self.buffers.query_cache[local_layer]
+        q = q.view(-1, cache.shape[1], cache.shape[2])
+        ops.store_query(q, self.query_rows[: q.shape[0]], cache)
+
+    def copy_slots(self, src: torch.Tensor, dst: torch.Tensor):
+        """Copy whole KV slots (all layers and heads, tables included); src, dst: int64 [N].  On the forward stream."""
+        b = self.buffers
+        ops.copy_slots(b.k_buffers, b.v_buffers, b.tables, src, dst)
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on the current stream."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()

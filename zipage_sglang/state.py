@@ -1,0 +1,35 @@
+"""What the plugin remembers about one request between scheduler steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from zipage_sglang import plan
+
+NO_SLOT = -1
+
+
+@dataclasses.dataclass(slots=True)
+class RequestState:
+    """Lives on SGLang's request object from its first decode step to its end or retraction.
+
+    start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  count: compressions since then.
+    evicted: true length - kv_len.  slot: query slot or NO_SLOT.  next_event: kv_len at which the manager must look again.
+    skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
+    """
+
+    start: int
+    prefill_len: int
+    count: int = 0
+    evicted: int = 0
+    slot: int = NO_SLOT
+    next_event: int = 0
+    skip_insert: bool = False
+
+    @property
+    def compressed(self) -> bool:
+        return self.count > 0
+
+    def trigger(self, cap: int, window: int) -> int:
+        """kv_len at which the next compression is due; `cap` and `window` in tokens."""
+        return self.start + cap if self.compressed else plan.trigger_len(self.start, cap, window, self.prefill_len)
