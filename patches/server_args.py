@@ -1,6 +1,7 @@
 """The flags: SGLang's ServerArgs with zipage's fields, validated before any process is spawned."""
 
 
+import contextlib
 import dataclasses
 from typing import Optional
 
@@ -8,11 +9,9 @@ import torch
 
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
-from zipage_patches import refusals
+from zipage_patches import install, refusals
 from zipage_sglang.config import POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, ZipageConfig
 
-# ServerArgs field -> ZipageConfig field, where they differ by more than the prefix.
-_RENAMED = {"zipage_lambda": "lam"}
 _DEFAULT = {f.name: f.default for f in dataclasses.fields(ZipageConfig)}
 
 
@@ -77,43 +76,69 @@ class ZipageServerArgs(ServerArgs):
         if self.enable_zipage:
             from sglang.srt.plugins import load_plugins
             from sglang.srt.plugins.hook_registry import HookRegistry
-            from zipage_patches import install
 
             load_plugins()
             install.register_stage1()
             HookRegistry.apply_hooks()
             install.verify_stage1()
 
+    @classmethod
+    def from_cli_args(cls, args):
+        """From a command line: what is wrong with the zipage flags is one line on stderr, not a traceback."""
+        if not getattr(args, "enable_zipage", False):
+            return super().from_cli_args(args)
+        with _one_line_errors():
+            _config_from(args)
+        server_args = super().from_cli_args(args)
+        object.__setattr__(server_args, "_zipage_from_cli", True)
+        return server_args
+
     def zipage_config(self) -> ZipageConfig:
         """The method's knobs; raises ValueError naming the flag."""
-        return ZipageConfig(**{
-            f.name: getattr(self, field) for f in dataclasses.fields(ZipageConfig)
-            for field in (next((k for k, v in _RENAMED.items() if v == f.name), f"zipage_{f.name}"),)
-        })
+        return _config_from(self)
 
     def check_server_args(self):
+        """Runs in the launching process, for every way to start: server, Engine, benchmarks."""
         super().check_server_args()
         if not self.enable_zipage:
             return
-        from zipage_patches import install
-
-        install.verify_stage1()
-        refusals.check_flags(self)
-        self.zipage_config().check_page_size(self.page_size)
-        refusals.check_model(self.get_model_config())
+        with _one_line_errors() if getattr(self, "_zipage_from_cli", False) else contextlib.nullcontext():
+            install.verify_stage1()
+            refusals.check_flags(self)
+            self.zipage_config().check_page_size(self.page_size)
+            refusals.check_model(self.get_model_config())
 
     def _fill_defaults(self):
-        if self.zipage_preset is not None and self.zipage_preset not in PRESETS:
-            raise ValueError(f"--zipage-preset: must be one of {', '.join(PRESETS)}, got {self.zipage_preset!r}")
-        values = {**_DEFAULT, **PRESETS.get(self.zipage_preset, {})}
-        for name, value in values.items():
-            field = next((k for k, v in _RENAMED.items() if v == name), f"zipage_{name}")
-            if getattr(self, field) is None:
-                setattr(self, field, value)
-        self.zipage_config()
+        config = _config_from(self)
+        for f in dataclasses.fields(ZipageConfig):
+            setattr(self, _field(f.name), getattr(config, f.name))
 
     def _choose_backend(self):
         named = self.attention_backend or self.prefill_attention_backend or self.decode_attention_backend
         if named is None:
             on_cpu = self.device == "cpu" or not torch.cuda.is_available()
             self.attention_backend = "torch_native" if on_cpu else "flashinfer"
+
+
+def _field(name: str) -> str:
+    """ServerArgs field of a ZipageConfig field (`lambda` is a keyword in Python, not on a command line)."""
+    return "zipage_lambda" if name == "lam" else f"zipage_{name}"
+
+
+def _config_from(args) -> ZipageConfig:
+    """What was set, over the preset, over the defaults.  Raises ValueError naming the flag."""
+    if args.zipage_preset is not None and args.zipage_preset not in PRESETS:
+        raise ValueError(f"--zipage-preset: must be one of {', '.join(PRESETS)}, got {args.zipage_preset!r}")
+    values = dict(PRESETS.get(args.zipage_preset, {}))
+    for f in dataclasses.fields(ZipageConfig):
+        if (value := getattr(args, _field(f.name))) is not None:
+            values[f.name] = value
+    return ZipageConfig(**values)
+
+
+@contextlib.contextmanager
+def _one_line_errors():
+    try:
+        yield
+    except (ValueError, install.ContractError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,127 @@
+"""A test-only SGLang plugin, loaded in the scheduler process beside the real one: records what happened there, and breaks
+the package on purpose (ZIPAGE_MUTATION) so that tests can show that they notice."""
+
+import json
+import os
+
+import torch
+
+
+def register():
+    if out := os.environ.get("ZIPAGE_PROBE_DIR"):
+        record(out)
+    if name := os.environ.get("ZIPAGE_MUTATION"):
+        MUTATIONS[name]()
+
+
+def record(out):
+    """kept.jsonl: one line per compression with the sorted positions that each layer and KV head kept, read back from the
+    tables through the request's row; events.jsonl: retractions and how long the output was."""
+    from zipage_patches import lifecycle
+    from zipage_sglang.manager import Manager
+
+    after, reset = Manager._after, lifecycle.reset_for_retract
+
+    def recording_after(manager, item):
+        row = manager.engine.row_pool.req_to_token[item.req.req_pool_idx, item.state.start : item.plan.kept].long()
+        kept = manager.runtime.buffers.positions[:, row].transpose(1, 2).sort(dim=-1).values
+        line = {"rid": item.req.rid, "n": item.state.count, "true_len": item.plan.kv_len + item.state.evicted,
+                "kept": kept.tolist(),
+                "copied": item.plan.new_slots}
+        after(manager, item)
+        with open(os.path.join(out, "kept.jsonl"), "a") as f:
+            f.write(json.dumps(line) + "\n")
+
+    def recording_reset(result, req):
+        with open(os.path.join(out, "events.jsonl"), "a") as f:
+            f.write(json.dumps({"rid": req.rid, "event": "retract", "outputs": len(req.output_ids)}) + "\n")
+        return reset(result, req)
+
+    Manager._after, lifecycle.reset_for_retract = recording_after, recording_reset
+
+
+def skip_compaction():
+    """The kept tokens are chosen, but not moved."""
+    from zipage_kernels import ops
+
+    ops.compact = lambda *args, **kwargs: None
+
+
+def position_off_by_one():
+    """Positions shift by one as soon as a request has been compressed."""
+    from zipage_patches import active, forward
+
+    original = forward.init_new
+
+    def shifted(forward_batch, cls, batch, model_runner, **kwargs):
+        if batch.forward_mode.is_decode() and active.manager() is not None:
+            states = [active.manager().engine.state(r) for r in batch.reqs]
+            batch.orig_seq_lens = batch.orig_seq_lens + torch.tensor(
+                [int(s is not None and s.count == 1) for s in states], dtype=batch.orig_seq_lens.dtype
+            )
+        return original(forward_batch, cls, batch, model_runner, **kwargs)
+
+    forward.init_new = shifted
+
+
+def leak_page():
+    """Evicted slots are not given back."""
+    from zipage_patches.engine import SGLangEngine
+
+    publish = SGLangEngine.publish
+
+    def leaking(engine, batch, work):
+        free = engine.allocator.free_segment
+        engine.allocator.free_segment = lambda *args, **kwargs: None
+        try:
+            publish(engine, batch, work)
+        finally:
+            engine.allocator.free_segment = free
+
+    SGLangEngine.publish = leaking
+
+
+def stale_seq_lens_cpu():
+    """Only the device copy of the batch's lengths is shortened."""
+    from zipage_patches.engine import SGLangEngine
+
+    publish = SGLangEngine.publish
+
+    def stale(engine, batch, work):
+        before = batch.seq_lens_cpu
+        publish(engine, batch, work)
+        batch.seq_lens_cpu = before
+
+    SGLangEngine.publish = stale
+
+
+def write_into_tree():
+    """The copy-out of tree-owned slots is skipped, so the compaction writes what the prefix tree owns."""
+    from zipage_patches.engine import SGLangEngine
+
+    SGLangEngine.protected_len = staticmethod(lambda req: min(req.cache_protected_len, len(req.origin_input_ids)))
+
+
+def forget_query_slot():
+    """A finished request keeps its query slot."""
+    from zipage_patches import lifecycle
+
+    lifecycle.row_free = lambda row_pool, req: None
+
+
+def insert_compressed_rows():
+    """A compressed row enters the prefix tree under its token ids."""
+    from zipage_patches.engine import SGLangEngine
+
+    publish = SGLangEngine.publish
+
+    def inserting(engine, batch, work):
+        publish(engine, batch, work)
+        for item in work:
+            item.req.skip_radix_cache_insert = False
+
+    SGLangEngine.publish = inserting
+
+
+MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
+                                     forget_query_slot, insert_compressed_rows)}

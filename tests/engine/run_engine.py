@@ -1,0 +1,39 @@
+"""Runs one SGLang engine in a process of its own: python run_engine.py SPEC.json RESULT.json
+
+SPEC: {"engine": kwargs of sgl.Engine, "rounds": [[request, ...], ...]} with request = {"rid", "input_ids", "params"}.
+Requests of a round run together; rounds follow each other, with an idle pause and SGLang's idle leak checks in between.
+RESULT: {"rounds": [[{"ids", "reason", "cached"}]], "info": the server's `zipage` block or null, "flushed": bool}.
+"""
+
+import json
+import sys
+import time
+
+
+def main(spec_path, result_path):
+    import sglang as sgl
+
+    with open(spec_path) as f:
+        spec = json.load(f)
+    engine = sgl.Engine(**spec["engine"])
+    rounds = []
+    for requests in spec["rounds"]:
+        outputs = engine.generate(
+            input_ids=[r["input_ids"] for r in requests],
+            sampling_params=[r["params"] for r in requests],
+            rid=[r["rid"] for r in requests],
+        )
+        rounds.append([
+            {"ids": o["output_ids"], "reason": o["meta_info"]["finish_reason"], "cached": o["meta_info"]["cached_tokens"]}
+            for o in outputs
+        ])
+        time.sleep(0.5)
+    info = engine.get_server_info()["internal_states"][0].get("zipage")
+    flushed = engine.flush_cache().success
+    engine.shutdown()
+    with open(result_path, "w") as f:
+        json.dump({"rounds": rounds, "info": info, "flushed": flushed}, f)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+import dataclasses
+import math
+
+import pytest
+
+from zipage_sglang.config import PRESETS, ZipageConfig
+
+
+def test_defaults():
+    config = ZipageConfig()
+    assert (config.budget, config.block, config.window, config.cap) == (2048, 256, 16, 2304)
+    assert config.reserve == 1024
+    assert config.forced_sinks == 0  # the prompt is kept, and the sinks with it
+
+
+def test_paper_preset():
+    paper = ZipageConfig(**PRESETS["paper"])
+    assert (paper.budget, paper.block, paper.window) == (2048, 256, 16)
+    assert (paper.alpha, paper.lam, paper.tau) == (0.8, 0.2, 0.4)
+    assert (paper.policy, paper.redundancy, paper.pooling) == ("zipage", "lightning", "once")
+    assert paper.reserve == 16
+
+
+@pytest.mark.parametrize(
+    "budget, window, recency, reserve",
+    [(10, 3, 0.0, 3), (10, 3, 0.35, 3), (10, 3, 0.49, 4), (10, 3, 1.0, 10), (7, 1, 0.5, 3)],
+)
+def test_reserve_is_the_larger_of_window_and_floor(budget, window, recency, reserve):
+    assert ZipageConfig(budget=budget, block=8, window=window, recency=recency).reserve == reserve
+
+
+@pytest.mark.parametrize(
+    "flag, changes",
+    [
+        ("block", dict(block=0)),
+        ("budget", dict(budget=0)),
+        ("window", dict(window=0)),
+        ("window", dict(window=257)),
+        ("sinks", dict(sinks=-1)),
+        ("recency", dict(recency=-0.01)),
+        ("recency", dict(recency=1.01)),
+        ("recency", dict(recency=math.nan)),
+        ("budget", dict(budget=15, recency=0.0)),
+        ("policy", dict(policy="snapkv")),
+        ("redundancy", dict(redundancy="thunder")),
+        ("pooling", dict(pooling="twice")),
+        ("prefix", dict(prefix="drop")),
+        ("alpha", dict(alpha=-0.1)),
+        ("alpha", dict(alpha=1.1)),
+        ("alpha", dict(alpha=math.nan)),
+        ("lambda", dict(lam=-0.1)),
+        ("lambda", dict(lam=1.1)),
+        ("tau", dict(tau=0.0)),
+        ("tau", dict(tau=math.inf)),
+        ("seed", dict(seed=-1)),
+        ("seed", dict(seed=2**32)),
+    ],
+)
+def test_impossible_values_are_refused_by_flag(flag, changes):
+    with pytest.raises(ValueError, match=rf"--zipage-{flag}\b"):
+        ZipageConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(budget=16, recency=0.0),
+        dict(window=256),
+        dict(recency=1.0),
+        dict(alpha=0.0, lam=1.0),
+        dict(seed=2**32 - 1),
+        dict(sinks=0),
+    ],
+)
+def test_extreme_values_that_work(changes):
+    assert dataclasses.asdict(ZipageConfig(**changes)).items() >= changes.items()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_page_sizes_that_divide(page_size):
+    ZipageConfig().check_page_size(page_size)
+
+
+@pytest.mark.parametrize(
+    "flag, changes, page_size, instead",
+    [("block", dict(block=100), 64, 128), ("budget", dict(budget=1000), 16, 1008), ("block", {}, 512, 512)],
+)
+def test_page_sizes_that_do_not_divide_are_refused_with_a_way_out(flag, changes, page_size, instead):
+    with pytest.raises(ValueError, match=rf"--zipage-{flag} .*--page-size {page_size}: use {instead} "):
+        ZipageConfig(**changes).check_page_size(page_size)
