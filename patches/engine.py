@@ -50,10 +50,9 @@ class SGLangEngine:
         req.zipage = state
         return state
 
-    @staticmethod
-    def start(req) -> int:
-        """First candidate row c0: the original prompt is kept whole."""
-        return len(req.origin_input_ids)
+    def start(self, req) -> int:
+        """First candidate row c0."""
+        return self.config.start(len(req.origin_input_ids))
 
     @staticmethod
     def holds_kv(req) -> bool:
@@ -154,7 +153,10 @@ class SGLangEngine:
         batch.batch_is_full = False
 
     def _move_lock(self, req, cut: int):
-        """Keep only the prefix [0, cut) locked in the tree; `cut` is a page boundary of the original prompt."""
+        """Keep only the prefix [0, cut) locked in the tree (0: nothing); `cut` is a page boundary of the original prompt.
+
+        The rest stays cached for others until the tree evicts it.
+        """
         match = self.tree.match_prefix(
             MatchPrefixParams(key=RadixKey(req.origin_input_ids[:cut], req.extra_key))
         )

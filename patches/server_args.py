@@ -1,8 +1,8 @@
 """The flags: SGLang's ServerArgs with zipage's fields, validated before any process is spawned."""
 
-
 import contextlib
 import dataclasses
+import os
 from typing import Optional
 
 import torch
@@ -24,7 +24,10 @@ class ZipageServerArgs(ServerArgs):
     """Fields left at None take the preset's value, or else the default of ZipageConfig."""
 
     enable_zipage: A[bool, "Bound the KV cache of each request while it decodes (Compressed PagedAttention). "
-                           "Lossy: old tokens are evicted. See the other --zipage flags.", NS("memory")] = False
+                           "Lossy: old tokens are evicted. See the other --zipage flags. Every flag also reads its default from "
+                           "the environment: ZIPAGE_ENABLE=1, ZIPAGE_BUDGET, ZIPAGE_POLICY and so on.", NS("memory")] = (
+        os.environ.get("ZIPAGE_ENABLE", "").lower() in ("1", "true", "yes")
+    )
     zipage_preset: A[Optional[str], _memory(
         "Start from named settings; single flags still win. 'paper': the settings of arXiv 2603.08743 (no recency "
         "reserve).", PRESETS), NS("memory")] = None
@@ -61,12 +64,15 @@ class ZipageServerArgs(ServerArgs):
     zipage_seed: A[Optional[int], _memory(
         f"Seed of the 'random' policy. Default {_DEFAULT['seed']}."), NS("memory")] = None
     zipage_prefix: A[Optional[str], _memory(
-        f"'keep': the prompt is never evicted. Default {_DEFAULT['prefix']}.", PREFIX_MODES), NS("memory")] = None
+        f"'keep': the prompt is never evicted and does not count in the budget; 'compress': it is evicted like any other "
+        f"token; 'auto': 'compress' for prompts longer than the budget. Default {_DEFAULT['prefix']}.", PREFIX_MODES), NS("memory")] = None
 
     def __post_init__(self):
         if self.enable_zipage:
             self._fill_defaults()
             self._choose_backend()
+        else:
+            _refuse_idle_flags(self)
         super().__post_init__()
 
     def __setstate__(self, state):
@@ -85,10 +91,8 @@ class ZipageServerArgs(ServerArgs):
     @classmethod
     def from_cli_args(cls, args):
         """From a command line: what is wrong with the zipage flags is one line on stderr, not a traceback."""
-        if not getattr(args, "enable_zipage", False):
-            return super().from_cli_args(args)
         with _one_line_errors():
-            _config_from(args)
+            _config_from(args) if args.enable_zipage else _refuse_idle_flags(args)
         server_args = super().from_cli_args(args)
         object.__setattr__(server_args, "_zipage_from_cli", True)
         return server_args
@@ -126,14 +130,32 @@ def _field(name: str) -> str:
 
 
 def _config_from(args) -> ZipageConfig:
-    """What was set, over the preset, over the defaults.  Raises ValueError naming the flag."""
-    if args.zipage_preset is not None and args.zipage_preset not in PRESETS:
-        raise ValueError(f"--zipage-preset: must be one of {', '.join(PRESETS)}, got {args.zipage_preset!r}")
-    values = dict(PRESETS.get(args.zipage_preset, {}))
+    """What was set, over the environment, over the preset, over the defaults.  Raises ValueError naming the flag."""
+    preset = args.zipage_preset or os.environ.get("ZIPAGE_PRESET")
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"--zipage-preset: must be one of {', '.join(PRESETS)}, got {preset!r}")
+    values = dict(PRESETS.get(preset, {}))
     for f in dataclasses.fields(ZipageConfig):
         if (value := getattr(args, _field(f.name))) is not None:
             values[f.name] = value
+        elif (text := os.environ.get(_field(f.name).upper())) is not None:
+            values[f.name] = _from_text(f, text)
     return ZipageConfig(**values)
+
+
+def _refuse_idle_flags(args):
+    for name in ("zipage_preset", *(_field(f.name) for f in dataclasses.fields(ZipageConfig))):
+        if getattr(args, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} does nothing without --enable-zipage: add it, or drop {flag}")
+
+
+def _from_text(field: dataclasses.Field, text: str):
+    kind = type(field.default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{_field(field.name).upper()}: {text!r} is not of type {kind.__name__}") from None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import math
 POLICIES = ("zipage", "attention", "recent", "random")
 REDUNDANCIES = ("lightning", "flash", "none")
 POOLINGS = ("once", "never", "always")
-PREFIX_MODES = ("keep",)
+PREFIX_MODES = ("keep", "compress", "auto")
 
 # The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve.
 PRESETS = {
@@ -55,8 +55,13 @@ class ZipageConfig:
 
     @property
     def forced_sinks(self) -> int:
-        """First tokens that are always kept; a kept prefix holds the sinks already, so none are forced then."""
+        """First tokens that are always kept where the prompt is evicted too; a kept prompt holds them anyway."""
         return 0 if self.prefix == "keep" else self.sinks
+
+    def start(self, prompt_len: int) -> int:
+        """First candidate row c0 of a request, decided once from its prompt's length (design: candidates)."""
+        evict_prompt = self.prefix == "compress" or (self.prefix == "auto" and prompt_len > self.budget)
+        return 0 if evict_prompt else prompt_len
 
     def __post_init__(self):
         def need(ok: bool, flag: str, says: str):

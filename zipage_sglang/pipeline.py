@@ -50,9 +50,11 @@ class Compression(NamedTuple):
 
 
 def forced(positions: torch.Tensor, batch: CompressionBatch, reserve: int, sinks: int) -> torch.Tensor:
-    """bool [R, L, H, C]: the last `reserve` true positions of each request and its first `sinks`, always kept."""
+    """bool [R, L, H, C]: what is always kept: the last `reserve` true positions of each request and, where the prompt is a
+    candidate too (c0 = 0), its first `sinks`."""
     true_lens = (batch.lengths.kv_lens + batch.lengths.evicted)[:, None, None, None]
-    return batch.candidates[:, None, None] & ((positions >= true_lens - reserve) | (positions < sinks))
+    sink_ends = torch.where(batch.lengths.starts == 0, sinks, 0)[:, None, None, None]
+    return batch.candidates[:, None, None] & ((positions >= true_lens - reserve) | (positions < sink_ends))
 
 
 def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config: ZipageConfig) -> Compression:

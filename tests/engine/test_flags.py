@@ -64,6 +64,21 @@ def test_wrong_flags_end_with_one_line_that_names_the_flag(capsys, flags, words)
     assert words in error(capsys, *flags)
 
 
+def test_a_zipage_flag_without_the_switch_is_not_ignored():
+    with pytest.raises(SystemExit, match="--zipage-budget does nothing without --enable-zipage"):
+        parse("--zipage-budget", "512")
+
+
+def test_environment_defaults(monkeypatch):
+    monkeypatch.setenv("ZIPAGE_BUDGET", "1024")
+    monkeypatch.setenv("ZIPAGE_LAMBDA", "0.4")
+    config = started("--zipage-lambda", "0.6").zipage_config()
+    assert (config.budget, config.lam) == (1024, 0.6)
+    monkeypatch.setenv("ZIPAGE_BUDGET", "lots")
+    with pytest.raises(SystemExit, match="ZIPAGE_BUDGET: 'lots'"):
+        started()
+
+
 def test_engine_arguments_raise_value_error():
     from sglang.srt.entrypoints.engine import Engine
 

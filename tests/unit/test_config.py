@@ -88,3 +88,11 @@ def test_page_sizes_that_divide(page_size):
 def test_page_sizes_that_do_not_divide_are_refused_with_a_way_out(flag, changes, page_size, instead):
     with pytest.raises(ValueError, match=rf"--zipage-{flag} .*--page-size {page_size}: use {instead} "):
         ZipageConfig(**changes).check_page_size(page_size)
+
+
+@pytest.mark.parametrize("prefix, prompt_len, start", [
+    ("keep", 5000, 5000), ("compress", 5, 0), ("auto", 64, 64), ("auto", 65, 0),
+])
+def test_start_is_decided_by_mode_and_prompt_length(prefix, prompt_len, start):
+    config = ZipageConfig(budget=64, block=16, window=8, prefix=prefix)
+    assert config.start(prompt_len) == start

@@ -65,15 +65,16 @@ def test_whole_compression_matches_the_loops(policy, redundancy, recency, dtype)
 
 
 def test_forced_are_the_last_positions_and_the_sinks():
-    requests = (Request(kv_len=12, start=0, evicted=31, stored=8, keep=8, count=3), Request(kv_len=9, start=4, keep=3))
+    requests = (Request(kv_len=12, start=0, evicted=31, stored=8, keep=8, count=3), Request(kv_len=9, start=1, keep=3))
     case = make_case(requests)
     positions = ops.gather_positions(case.tables.positions, case.batch)
     always = forced(positions, case.batch, reserve=3, sinks=2)
     for r, layer, head, n in rows(case):
         true_len = requests[r].kv_len + requests[r].evicted
         for j, position in enumerate(positions[r, layer, head].tolist()):
-            assert always[r, layer, head, j].item() == (j < n and (position < 2 or position >= true_len - 3))
-    assert always[0, ..., -3:].all() and always[1, ..., 2:5].all() and not always[1, ..., 5:].any()
+            sink = requests[r].start == 0 and position < 2  # a kept prompt, even of one token, holds the sinks already
+        assert always[r, layer, head, j].item() == (j < n and (sink or position >= true_len - 3))
+    assert always[0, ..., -3:].all() and always[1, ..., 5:8].all() and not always[1, ..., 8:].any()
 
 
 class Fixed(Policy):
