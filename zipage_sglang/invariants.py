@@ -35,7 +35,7 @@ class InvariantChecker:
         self.steps += 1
         engine, page = self.engine, self.engine.page_size
         owners = torch.zeros(engine.pool_size + page, dtype=torch.int64)
-        free = engine.allocator.free_pages
+        free = engine.allocator.free_pages.cpu()
         free_slots = (free[:, None] * page + torch.arange(page)).flatten() if page > 1 else free
         owners.index_add_(0, free_slots, torch.ones_like(free_slots))
         tree = self._tree_slots()
@@ -48,7 +48,7 @@ class InvariantChecker:
         if scheduler.chunked_req is not None and scheduler.chunked_req.kv is not None:
             holders.append(scheduler.chunked_req)
         for req in holders:
-            row = engine.row_pool.req_to_token[req.req_pool_idx]
+            row = engine.row_pool.req_to_token[req.req_pool_idx, : ceil_page(req.kv.kv_allocated_len, page)].cpu()
             protected, held = req.cache_protected_len, ceil_page(req.kv.kv_allocated_len, page)
             shared = row[:protected].long()
             assert in_tree[shared].all(), f"{req.rid}: a protected row is not in the tree"
@@ -69,11 +69,13 @@ class InvariantChecker:
     def forward(self, forward_batch, batch):
         """At a decode step that has just been planned, with the slot of its new token allocated."""
         rows = self.engine.row_pool.req_to_token
+        positions, true_lens = forward_batch.positions.tolist(), batch.orig_seq_lens.tolist()
+        new_slots = batch.out_cache_loc.tolist()
         for i, req in enumerate(batch.reqs):
             state = self.engine.state(req)
             kv_len = int(batch.seq_lens_cpu[i])
             evicted = state.evicted if state is not None else 0
-            position, true_len = int(forward_batch.positions[i]), int(batch.orig_seq_lens[i])
+            position, true_len = positions[i], true_lens[i]
             where = (req.rid, position, true_len, kv_len, evicted)
             assert position == true_len - 1, ("position is not the true one", where)
             assert true_len == kv_len + evicted, ("true length, kv_len and evicted disagree", where)
@@ -81,13 +83,14 @@ class InvariantChecker:
             known = len(req.origin_input_ids) + len(req.output_ids)
             lag = 1 if self.engine.scheduler.enable_overlap else 0
             assert known <= true_len <= known + lag or req.finished(), ("true length is not the request's", where, known)
-            assert int(rows[req.req_pool_idx, kv_len - 1]) == int(batch.out_cache_loc[i]), ("row misses the new slot", where)
+            assert int(rows[req.req_pool_idx, kv_len - 1]) == new_slots[i], ("row misses the new slot", where)
 
     def _check_lengths(self, batch):
         cfg = self.manager.config
         holders = [(i, r) for i, r in enumerate(batch.reqs) if r.kv is not None]
+        on_device = batch.seq_lens.tolist() if holders else []
         for i, req in holders:
-            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
+            copies = (on_device[i], int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
             if state is not None and state.compressed:
@@ -101,17 +104,17 @@ class InvariantChecker:
         tree = self.engine.tree
         if not self.engine.has_tree or not tree.root_node.children:
             return torch.empty(0, dtype=torch.int64)
-        return tree.all_values_flatten().long()
+        return tree.all_values_flatten().long().cpu()
 
     def _check_tree_unchanged(self, tree: torch.Tensor):
         """A tree-owned slot's content is fixed from the first time it is seen until it leaves the tree."""
-        sums = torch.zeros(len(tree), dtype=torch.float64)
         b = self.manager.runtime.buffers
-        weight = None
+        device = b.k_buffers[0].device
+        slots = tree.to(device)
+        sums = torch.zeros(len(tree), dtype=torch.float64, device=device)
         for n, buffer in enumerate((*b.k_buffers, *b.v_buffers)):
-            values = buffer[tree].flatten(1).double()
-            if weight is None:
-                weight = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
+            values = buffer[slots].flatten(1).double()
+            weight = torch.arange(1, values.shape[1] + 1, dtype=torch.float64, device=device)
             sums += (n + 1) * (values @ weight)
         now = dict(zip(tree.tolist(), sums.tolist()))
         for slot, value in now.items():

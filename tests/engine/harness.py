@@ -59,7 +59,7 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, **engine) -> Run:
     with open(tmp_path / "log.txt", "w") as log:
         process = subprocess.run(
             [sys.executable, str(pathlib.Path(__file__).with_name("run_engine.py")), str(spec), str(result)],
-            env=environment(ZIPAGE_PROBE_DIR=tmp_path, **(env or {})), stdout=log, stderr=log, timeout=timeout,
+            env=environment(**{"ZIPAGE_PROBE_DIR": tmp_path, **(env or {})}), stdout=log, stderr=log, timeout=timeout,
             start_new_session=True,
         )
     if process.returncode != 0 or not result.exists():

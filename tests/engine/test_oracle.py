@@ -28,7 +28,7 @@ SETTINGS = {
     ),
     "window-is-block-retract": dict(
         method=dict(policy="zipage", redundancy="none", pooling="never", window=BLOCK, recency=0.0),
-        engine=dict(page_size=1), retract=19,
+        engine=dict(page_size=1), retract=53,
     ),
     # The first compression copies the kept prompt tokens out of the tree; the second round must still hit it, unharmed.
     "compress-prompt": dict(
@@ -93,7 +93,7 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
     assert compressions >= 30
     assert run.flushed
     if retract:
-        assert run.info["retracted_compressed"] >= 5
+        assert run.info["retracted_compressed"] >= 3
     if copies:
         assert run.info["copied_out_slots"] > 0, "some target slots must have been owned by the tree"
     if not engine.get("disable_radix_cache"):

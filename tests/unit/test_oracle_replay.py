@@ -78,6 +78,8 @@ def _importance(model, config, layer, head, start, held, f_old, fed):
 
 
 def _z(model, config, layer, head, held, f, count):
+    if config.policy == "random":
+        return dict(zip(held, scoring.random_score(config.seed, layer, torch.tensor([held] * HEADS), count)[head].tolist()))
     if config.pooling == "always" or (config.pooling == "once" and count == 0):
         order = sorted(held)
         f = {p: max(f[q] for q in order[max(0, i - 2) : i + 3]) for i, p in enumerate(order)}
@@ -93,6 +95,7 @@ def _z(model, config, layer, head, held, f, count):
     (1, {}, ()),  # in keep, positions below `sinks` can be candidates, and are not forced
     (40, {"prefix": "compress"}, ()),
     (21, {"redundancy": "flash", "pooling": "always"}, (60,)),
+    (21, {"policy": "random", "seed": 3}, (60,)),
     (21, {"alpha": 1.0, "pooling": "never", "lam": 0.95}, (9, 70)),
 ])  # fmt: skip
 def test_compressions_equal_the_replay(seed, prompt_len, knobs, retract_after):

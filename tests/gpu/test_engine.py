@@ -1,0 +1,98 @@
+"""The engine on CUDA: every setting gives the answers and kept sets of the base setting, as far as bf16 lets plain SGLang
+agree with itself between the same settings.  All engines start at once; a table of what was seen is printed (-s)."""
+
+import concurrent.futures
+import os
+
+import pytest
+import torch
+from harness import CHECKS, request, run_engine
+
+from benchmarks.reasoner import tasks
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+GPU = dict(device="cuda", attention_backend="flashinfer", dtype="bfloat16", disable_cuda_graph=False,
+           cuda_graph_max_bs_decode=32, disable_prefill_cuda_graph=True, mem_fraction_static=0.03,
+           max_total_tokens=32768, max_running_requests=64)
+METHOD = dict(enable_zipage=True, zipage_budget=256, zipage_block=64, zipage_policy="zipage")
+UNCHECKED = {name: "0" for name in CHECKS}
+
+# name -> (engine arguments, environment)
+SETTINGS = {
+    "base": ({}, UNCHECKED),
+    "checked": ({}, {}),
+    "eager": (dict(disable_cuda_graph=True), UNCHECKED),
+    "no-overlap": (dict(disable_overlap_schedule=True), UNCHECKED),
+    "coarse-barrier": ({}, {**UNCHECKED, "SGLANG_FORCE_COARSE_WAR_BARRIER": "1"}),
+    "no-radix": (dict(disable_radix_cache=True), UNCHECKED),
+    "page-16": (dict(page_size=16), {}),
+    "page-64-retract": (dict(page_size=64), {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "50"}),
+    "triton": (dict(attention_backend="triton"), {}),
+    "compress-prefix": (dict(zipage_prefix="compress"), {}),
+}
+PLAIN = ("base", "eager", "no-overlap")
+
+
+def problems():
+    return [tasks.gen(family, f"test-{i}", level=800) for i in range(4) for family in tasks.FAMILIES]
+
+
+def rounds():
+    requests = [request(f"g{i}", p.ids()[0], 900, ignore_eos=False, stop_token_ids=[2]) for i, p in enumerate(problems())]
+    return [requests, [{**r, "rid": r["rid"] + "-again"} for r in requests]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpu")
+    jobs = {name: (GPU | METHOD | engine, env) for name, (engine, env) in SETTINGS.items()}
+    jobs |= {f"full-{n}": (GPU | SETTINGS[n][0], SETTINGS[n][1]) for n in PLAIN}
+    with concurrent.futures.ThreadPoolExecutor(max_workers=int(os.environ.get("ZIPAGE_GPU_ENGINES", "7"))) as pool:
+        futures = {n: pool.submit(run_engine, folder / n, rounds(), env=e, timeout=420, **kw) for n, (kw, e) in jobs.items()}
+        concurrent.futures.wait(futures.values())
+    results = {name: future.exception() or future.result() for name, future in futures.items()}
+    report(results)
+    return results
+
+
+def right(run, n=0):
+    words = [" ".join(tasks.VOCAB[t] for t in ids if t < len(tasks.VOCAB)) for ids in run.ids(n)]
+    return sum(p.check(w) for p, w in zip(problems(), words))
+
+
+def agreement(a, b):
+    """Share of requests with equal outputs."""
+    return sum(x == y for x, y in zip(a.ids(), b.ids())) / len(a.ids())
+
+
+def report(results):
+    for name, run in results.items():
+        if isinstance(run, BaseException):
+            print(f"{name:18s} FAILED: {str(run)[-1500:]}")
+            continue
+        base = results["full-base" if name.startswith("full") else "base"]
+        same = "" if isinstance(base, BaseException) else f"{agreement(run, base):.2f}"
+        info = {k: v for k, v in (run.info or {}).items() if k != "config"}
+        print(f"{name:18s} right {right(run)}/{len(run.ids())} again {right(run, 1)} equal to base {same} {info}")
+
+
+def ok(runs, name):
+    if isinstance(runs[name], BaseException):
+        raise AssertionError(f"{name} did not run") from runs[name]
+    return runs[name]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_setting(runs, name):
+    run, base = ok(runs, name), ok(runs, "base")
+    assert run.info["compressions"] >= 100 and run.info["nan_scores"] == 0 and run.flushed
+    if name in PLAIN:
+        # No more divergence than plain SGLang shows between the same two settings, give or take two requests.
+        plain = agreement(ok(runs, f"full-{name}"), ok(runs, "full-base"))
+        assert agreement(run, base) >= plain - 2 / len(run.ids()) or agreement(run, base) >= 0.75
+
+
+def test_full_kv_is_right(runs):
+    assert right(ok(runs, "full-base")) == len(problems())
