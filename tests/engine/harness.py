@@ -26,11 +26,15 @@ CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=Tr
 class Run:
     """What one engine did: outputs per round, its zipage block, and the probe's records by request id."""
 
+    requests: list
     rounds: list
     info: dict | None
     flushed: bool
     kept: dict
     retracted_at: dict
+
+    def output(self, rid):
+        return next(o["ids"] for rs, os_ in zip(self.requests, self.rounds) for r, o in zip(rs, os_) if r["rid"] == rid)
 
     def ids(self, n=0):
         return [o["ids"] for o in self.rounds[n]]
@@ -70,7 +74,7 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, **engine) -> Run:
         kept.setdefault(line["rid"], []).append(line)
     for line in _lines(tmp_path / "events.jsonl"):
         retracted.setdefault(line["rid"], []).append(line["outputs"])
-    return Run(data["rounds"], data["info"], data["flushed"], kept, retracted)
+    return Run(rounds, data["rounds"], data["info"], data["flushed"], kept, retracted)
 
 
 def _lines(path):

@@ -1,6 +1,7 @@
 """Runs one SGLang engine in a process of its own: python run_engine.py SPEC.json RESULT.json
 
-SPEC: {"engine": kwargs of sgl.Engine, "rounds": [[request, ...], ...]} with request = {"rid", "input_ids", "params"}.
+SPEC: {"engine": kwargs of sgl.Engine, "rounds": [[request, ...], ...]} with request = {"rid", "input_ids", "params"} and
+perhaps "after": [rid, n], a next turn: the first n output tokens of an earlier request are appended to the input.
 Requests of a round run together; rounds follow each other, with an idle pause and SGLang's idle leak checks in between.
 RESULT: {"rounds": [[{"ids", "reason", "cached"}]], "info": the server's `zipage` block or null, "flushed": bool}.
 """
@@ -16,8 +17,12 @@ def main(spec_path, result_path):
     with open(spec_path) as f:
         spec = json.load(f)
     engine = sgl.Engine(**spec["engine"])
-    rounds = []
+    rounds, outputs_of = [], {}
     for requests in spec["rounds"]:
+        for r in requests:
+            if "after" in r:
+                rid, n = r["after"]
+                r["input_ids"] = r["input_ids"] + outputs_of[rid][:n]
         outputs = engine.generate(
             input_ids=[r["input_ids"] for r in requests],
             sampling_params=[r["params"] for r in requests],
@@ -27,6 +32,7 @@ def main(spec_path, result_path):
             {"ids": o["output_ids"], "reason": o["meta_info"]["finish_reason"], "cached": o["meta_info"]["cached_tokens"]}
             for o in outputs
         ])
+        outputs_of |= {r["rid"]: o["output_ids"] for r, o in zip(requests, outputs)}
         time.sleep(0.5)
     info = engine.get_server_info()["internal_states"][0].get("zipage")
     flushed = engine.flush_cache().success

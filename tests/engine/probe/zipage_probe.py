@@ -98,8 +98,11 @@ def stale_seq_lens_cpu():
 def write_into_tree():
     """The copy-out of tree-owned slots is skipped, so the compaction writes what the prefix tree owns."""
     from zipage_patches.engine import SGLangEngine
+    from zipage_sglang.plan import floor_page
 
-    SGLangEngine.protected_len = staticmethod(lambda req: min(req.cache_protected_len, len(req.origin_input_ids)))
+    SGLangEngine.protected_len = lambda engine, req: min(
+        req.cache_protected_len, floor_page(len(req.origin_input_ids), engine.page_size)
+    )
 
 
 def forget_query_slot():
