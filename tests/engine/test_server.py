@@ -6,24 +6,10 @@ import time
 
 import httpx
 import pytest
-from harness import CHECKS, MODEL
 
 from benchmarks.reasoner import tasks
-from benchmarks.server import Server
 
-FLAGS = ["--model-path", str(MODEL), "--device", "cpu", "--dtype", "float32", "--disable-cuda-graph",
-         "--max-total-tokens", "4096", "--enable-zipage", "--zipage-budget", "128", "--zipage-block", "32",
-         "--zipage-policy", "recent", "--page-size", "16"]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in CHECKS.items():
-            patch.setenv(name, value)
-        with Server(FLAGS, tmp_path_factory.mktemp("server") / "log.txt") as server:
-            yield server.url
-
+pytestmark = pytest.mark.xdist_group("server")
 
 def zipage(url):
     return httpx.get(f"{url}/server_info", timeout=60).json()["internal_states"][0]["zipage"]

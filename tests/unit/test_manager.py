@@ -1,0 +1,156 @@
+"""The manager's decisions over a small engine of plain integers: random arrivals, finishes and retractions."""
+
+import contextlib
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from zipage_sglang import pipeline
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.manager import Manager
+from zipage_sglang.policies import make_policy
+from zipage_sglang.runtime import ModelShape, Runtime
+from zipage_sglang.state import NO_SLOT, RequestState
+
+CONFIG = ZipageConfig(budget=16, block=8, window=4, policy="recent")
+POOL, PAGE = 400, 4
+
+
+class Request:
+    def __init__(self, prompt, protected):
+        self.prompt, self.protected, self.zipage = prompt, protected, None
+        self.kv, self.decoded, self.true_len, self.prefill = prompt, 0, prompt, prompt
+
+
+class IntegerEngine:
+    """zipage_sglang.manager.Engine over counters: no tensors of tokens, no SGLang."""
+
+    page_size = PAGE
+
+    def __init__(self):
+        self.used = 0
+        self.retracted = []
+
+    def state(self, req):
+        return req.zipage
+
+    def new_state(self, req):
+        req.zipage = RequestState(start=CONFIG.start(req.prompt), prefill_len=req.prefill)
+        return req.zipage
+
+    def holds_kv(self, req):
+        return True
+
+    def kv_len(self, req):
+        return req.kv
+
+    def protected_len(self, req):
+        return req.protected
+
+    def allocate(self, slots):
+        return torch.arange(slots) if slots <= 64 else None
+
+    def copy_out(self, work, runtime):
+        pass
+
+    def forward_stream(self):
+        return contextlib.nullcontext()
+
+    def rows(self, work):
+        longest = max(i.plan.kv_len for i in work)
+        return torch.arange(1, 1 + longest).repeat(len(work), 1)
+
+    def publish(self, batch, work):
+        for item in work:
+            assert item.state.slot != NO_SLOT, "compressed without its queries"
+            item.req.kv = item.plan.kept
+            if item.new_slots is not None:
+                item.req.protected = item.plan.cut
+
+    def retract(self, batch, indices):
+        for index in sorted(indices, reverse=True):
+            self.retracted.append(batch.reqs.pop(index))
+
+
+class Batch:
+    def __init__(self):
+        self.reqs = []
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, scale=1.0)
+        buffers = [torch.zeros(POOL, 1, 4)]
+        self.engine, self.batch = IntegerEngine(), Batch()
+        runtime = Runtime(CONFIG, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
+                          stores_importance=False)
+        self.manager = Manager(CONFIG, make_policy(CONFIG), runtime, self.engine)
+
+    @rule(prompt=st.integers(1, 60), cached=st.booleans())
+    def arrive(self, prompt, cached):
+        if len(self.batch.reqs) < 8:
+            self.batch.reqs.append(Request(prompt, prompt // PAGE * PAGE if cached else 0))
+
+    @rule(steps=st.integers(1, 12))
+    def decode(self, steps):
+        for _ in range(steps):
+            self.manager.step(self.batch)
+            for req in self.batch.reqs:
+                state = req.zipage
+                trigger = state.trigger(CONFIG.cap, CONFIG.window)
+                assert req.kv < trigger, "decoded past the trigger"
+                assert state.slot != NO_SLOT or req.kv < trigger - CONFIG.window, "a query of the window is lost"
+                req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
+            rows = self.manager.query_rows(self.batch.reqs)
+            assert len(set(rows.values())) == len(rows) and 0 not in rows.values()
+
+    @precondition(lambda self: self.batch.reqs)
+    @rule(data=st.data())
+    def finish(self, data):
+        req = self.batch.reqs.pop(data.draw(st.integers(0, len(self.batch.reqs) - 1)))
+        self.manager.release(req)
+
+    @precondition(lambda self: self.batch.reqs)
+    @rule(data=st.data())
+    def retract(self, data):
+        self.engine.retract(self.batch, [data.draw(st.integers(0, len(self.batch.reqs) - 1))])
+
+    @rule()
+    def prefill_again(self):
+        for req in self.engine.retracted:
+            self.manager.release(req)
+            again = Request(req.prompt, req.true_len // PAGE * PAGE)
+            again.kv = again.prefill = again.true_len = req.true_len
+            self.batch.reqs.append(again)
+        self.engine.retracted = []
+
+    @invariant()
+    def lengths_add_up_and_slots_have_one_owner(self):
+        slots = []
+        for req in self.batch.reqs + self.engine.retracted:
+            if req.zipage is None:
+                continue
+            assert req.kv + req.zipage.evicted == req.true_len
+            if req.zipage.compressed:
+                assert req.kv <= req.zipage.start + CONFIG.cap
+            if req.zipage.slot != NO_SLOT:
+                slots.append(req.zipage.slot)
+        assert sorted(slots + self.manager.free_slots) == list(range(3))
+
+
+ManagerMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestManager = ManagerMachine.TestCase
+
+
+def test_pipeline_runs_once_per_step_however_many_are_due(monkeypatch):
+    machine = ManagerMachine()
+    calls = []
+    compress = pipeline.compress
+    monkeypatch.setattr(pipeline, "compress", lambda batch, *rest: calls.append(batch.size) or compress(batch, *rest))
+    for _ in range(3):
+        machine.batch.reqs.append(Request(5, 0))
+    machine.decode(CONFIG.cap + 1)
+    assert calls == [3]
