@@ -73,6 +73,7 @@ CALLS = (
     Target("managers.schedule_batch.ScheduleBatch.filter_batch", "CALL", ("self", "keep_indices")),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "CALL", ("self", "req", "is_retracted")),
     Target("managers.schedule_policy.CLIP_MAX_NEW_TOKENS", "CALL", None),
+    Target("configs.hybrid_arch.mambaish_config", "CALL", ("model_config",)),
 )
 
 

@@ -79,10 +79,14 @@ def check_flags(args):
 
 def check_model(model_config):
     """Model checks from its config, in the launching process."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
     name = type(model_config.hf_config).__name__
     arch = getattr(model_config.attention_arch, "name", str(model_config.attention_arch))
     if arch != "MHA":
         refuse(f"{name} ({arch} attention)", "only MHA and GQA keep one key per KV head", "Serve it without the plugin.")
+    if mambaish_config(model_config) is not None:
+        refuse(f"hybrid SSM models ({name})", "part of their state is not in the KV pool", "Serve it without the plugin.")
     for attribute, what in (
         ("is_encoder_decoder", "encoder-decoder models"),
         ("is_hybrid_swa", "hybrid sliding-window models"),

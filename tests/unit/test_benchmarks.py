@@ -29,11 +29,11 @@ def test_wilson_ends():
 
 LOG = """\
 [2026-01-01 00:00:00] Prefill batch, #new-seq: 1, #new-token: 6, token usage: 0.00, #running-req: 9, #queue-req: 9
-[2026-01-01 00:00:01] Decode batch, #running-req: 2, #token: 202, token usage: 0.03, cpu graph: False, gen throughput (token/s): 2.70, #queue-req: 14
-[2026-01-01 00:00:02] Decode batch, #running-req: 5, #token: 300, token usage: 0.05, cuda graph: True, gen throughput (token/s): 2.70, #queue-req: 11
+[2026-01-01 00:00:01] Decode batch, #running-req: 2, #token: 202, token usage: 0.03, gen throughput (token/s): 2.70, #queue-req: 14
+[2026-01-01 00:00:02] Decode batch, #running-req: 5, #token: 300, token usage: 0.05, cuda graph: True, #queue-req: 11
 [2026-01-01 00:00:02] KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: 100, #new_token_ratio: 0.7 -> 0.9
 [2026-01-01 00:00:02] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 10
-[2026-01-01 00:00:03] Decode batch, #running-req: 3, #token: 250, token usage: 0.04, cuda graph: True, gen throughput (token/s): 2.70, #queue-req: 13
+[2026-01-01 00:00:03] Decode batch, #running-req: 3, #token: 250, token usage: 0.04, cuda graph: True, #queue-req: 13
 """
 
 

@@ -8,8 +8,9 @@ from kernel_cases import MIXED, Request, make_case
 from test_policies import naive_features, rows, view_of
 
 from zipage_kernels import ops
+from zipage_kernels.reference.select_forced import forced
 from zipage_sglang.config import POLICIES, ZipageConfig
-from zipage_sglang.pipeline import KVBuffers, compress, forced
+from zipage_sglang.pipeline import KVBuffers, compress
 from zipage_sglang.policies import Policy, make_policy
 
 

@@ -1,0 +1,68 @@
+import pytest
+import torch
+from triton_cases import DEVICE, REQUESTS, assert_same, both
+
+from zipage_kernels import reference
+from zipage_kernels import triton as twins
+from zipage_kernels.triton import attention
+
+CLOSE = dict(rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype, options",
+    [
+        (torch.float32, dict(heads=2, group=3, window=3, strided=True)),
+        (torch.bfloat16, dict(heads=1, group=5, window=1, head_dim=80)),
+        (torch.float16, dict(heads=1, group=1, window=5, head_dim=64)),
+        (torch.bfloat16, dict(heads=1, group=7, window=18, head_dim=16)),  # two tiles of queries
+    ],
+)
+def test_matches_the_reference(dtype, options):
+    case, device_case = both(dtype=dtype, **options)
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    c = device_case
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+def test_keys_and_queries_of_different_types():
+    case, c = both(REQUESTS[:1], layers=1)
+    for each in (case, c):
+        each.query_cache = each.query_cache.bfloat16()
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+def test_rows_in_several_splits(monkeypatch):
+    monkeypatch.setattr(attention, "SPLIT_ROWS", 32)
+    case, c = both(layers=1)
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+def test_large_logits():
+    case, c = both(REQUESTS[:1], layers=1, dtype=torch.float16)
+    for each in (case, c):
+        each.query_cache *= 100
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 100.0)
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 100.0), expected, rtol=1e-2, atol=1e-6)
+
+
+def test_nan_of_one_query_spoils_its_group_only():
+    case, c = both(REQUESTS[:1], layers=1)
+    row = case.batch.query_rows[0, 1]
+    for each in (case, c):
+        each.query_cache[0, row, 4] = torch.nan  # head 1, whose group of 3 begins at 3
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    assert expected[0, 0, 1].isnan().all()
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+def test_store_query_writes_named_rows_only():
+    cache = torch.full((9, 4, 5), 7.0, dtype=torch.float16, device=DEVICE)
+    wide = torch.randn(5, 40, device=DEVICE)  # queries are a slice of the projection
+    q = wide[:, 5:25].view(5, 4, 5)
+    twins.store_query(q, torch.tensor([3, 0, 8, 0, 1], device=DEVICE), cache)
+    for row, source in ((3, 0), (8, 2), (1, 4)):
+        assert torch.equal(cache[row], q[source].half())
+    assert (cache[[0, 2, 4, 5, 6, 7]] == 7.0).all()
