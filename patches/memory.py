@@ -50,6 +50,7 @@ def post_memory_pool(result, model_runner):
         max_batch=max(max_running, largest_graph_batch(model_runner.server_args)),
         stores_importance=make_policy(config).stores_importance,
     )
+    active.runtime.warm_up(make_policy(config), config)
 
 
 def largest_graph_batch(server_args) -> int:

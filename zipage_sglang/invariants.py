@@ -54,7 +54,7 @@ class InvariantChecker:
             assert in_tree[shared].all(), f"{req.rid}: a protected row is not in the tree"
             last = row[protected : req.kv.kv_allocated_len].long()
             private = (last[::page] // page * page)[:, None] + torch.arange(page)
-            assert private.numel() == held - protected, (req.rid, private.numel(), held, protected)
+            assert private.numel() == held - protected, f"{req.rid}: the tree owns {protected} of {held} rows"
             owners.index_add_(0, private.flatten(), torch.ones(private.numel(), dtype=torch.int64))
             filled = row[: req.kv.kv_allocated_len].long()
             index = torch.arange(len(filled))

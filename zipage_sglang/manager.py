@@ -18,6 +18,9 @@ from zipage_sglang.plan import RowPlan, plan_row
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 
+# Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
+MAX_TOGETHER = 16
+
 
 @dataclasses.dataclass
 class Compression:
@@ -150,8 +153,10 @@ class Manager:
         if work:
             engine.copy_out(work, self.runtime)
             with engine.forward_stream():
-                result = pipeline.compress(self._describe(work), self.runtime.buffers, self.policy, cfg)
-                self.nan_scores += result.nan_counts.sum()
+                for first in range(0, len(work), MAX_TOGETHER):
+                    description = self._describe(work[first : first + MAX_TOGETHER])
+                    result = pipeline.compress(description, self.runtime.buffers, self.policy, cfg)
+                    self.nan_scores += result.nan_counts.sum()
             engine.publish(batch, work)
             for item in work:
                 self._after(item)

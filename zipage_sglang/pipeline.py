@@ -49,14 +49,6 @@ class Compression(NamedTuple):
     nan_counts: torch.Tensor
 
 
-def forced(positions: torch.Tensor, batch: CompressionBatch, reserve: int, sinks: int) -> torch.Tensor:
-    """bool [R, L, H, C]: what is always kept: the last `reserve` true positions of each request and, where the prompt is a
-    candidate too (c0 = 0), its first `sinks`."""
-    true_lens = (batch.lengths.kv_lens + batch.lengths.evicted)[:, None, None, None]
-    sink_ends = torch.where(batch.lengths.starts == 0, sinks, 0)[:, None, None, None]
-    return batch.candidates[:, None, None] & ((positions >= true_lens - reserve) | (positions < sink_ends))
-
-
 def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config: ZipageConfig) -> Compression:
     """Keeps keeps[r] candidates of every request, layer and KV head, and moves them to the front of its candidate rows.
 
@@ -65,8 +57,25 @@ def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config
     """
     view = View(batch, buffers)
     scores = policy.score(view)
-    always = forced(view.positions, batch, config.reserve, config.forced_sinks)
-    nan_counts = (scores.isnan() & view.candidates & ~always).sum(dim=(1, 2, 3))
-    keep = ops.select(scores.masked_fill(always, torch.inf), view.positions, batch)
+    keep, nan_counts = ops.select_forced(scores, view.positions, batch, config.reserve, config.forced_sinks)
     ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, batch, keep, view.positions, view.importance)
     return Compression(keep, nan_counts)
+
+
+def warm_up(buffers: KVBuffers, policy: Policy, config: ZipageConfig):
+    """Runs one compression of nothing, so that no request waits seconds for its kernels to be compiled.
+
+    All rows are slot 0, SGLang's padding slot, so it writes nothing that is ever read.
+    """
+    device = buffers.positions.device
+    batch = CompressionBatch(
+        rows=torch.zeros(1, config.cap, dtype=torch.int64, device=device),
+        kv_lens=[config.cap],
+        starts=[0],
+        evicted=[0],
+        stored=[0],
+        keeps=[config.budget],
+        counts=[0],
+        query_rows=torch.zeros(1, config.window, dtype=torch.int64, device=device),
+    )
+    compress(batch, buffers, policy, config)

@@ -12,6 +12,7 @@ import math
 import torch
 
 from zipage_kernels import ops
+from zipage_sglang import pipeline
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 
@@ -113,6 +114,13 @@ class Runtime:
         """Copy whole KV slots (all layers and heads, tables included); src, dst: int64 [N].  On the forward stream."""
         b = self.buffers
         ops.copy_slots(b.k_buffers, b.v_buffers, b.tables, src, dst)
+
+    def warm_up(self, policy, config: ZipageConfig):
+        """Compile every kernel now, before graphs are captured and requests wait."""
+        pipeline.warm_up(self.buffers, policy, config)
+        cache = self.buffers.query_cache[0]
+        for size in {min(n, len(self.query_rows)) for n in (1, 2, 16)}:
+            self.store_query(0, torch.zeros(size, *cache.shape[1:], dtype=cache.dtype, device=self.device))
 
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured on the current stream."""

@@ -6,6 +6,8 @@ from zipage_kernels.reference.gather import gather_importance, gather_positions
 from zipage_kernels.reference.pool import max_pool
 from zipage_kernels.reference.redundancy import redundancy
 from zipage_kernels.reference.select import select
+from zipage_kernels.reference.select_forced import select_forced
+from zipage_kernels.reference.zipage import zipage_score
 
 __all__ = [
     "attention_score",
@@ -16,5 +18,7 @@ __all__ = [
     "max_pool",
     "redundancy",
     "select",
+    "select_forced",
     "store_query",
+    "zipage_score",
 ]

@@ -30,14 +30,14 @@ def check(case, block, redundancy="lightning", pooling="once"):
 def test_blocks_on_chip(dtype, block):
     """One tile and two; the second request's candidates are not in position order."""
     case, c = both(heads=1, dtype=dtype, strided=True, head_dim=24)
-    assert fused.fits(c.k_buffers[0], c.query_cache, c.batch, block)
+    assert fused.fits(c.k_buffers[0], c.batch, block)
     add_duplicates(case)
     check(case, block)
 
 
 def test_blocks_that_do_not_fit():
     case, c = both(REQUESTS[1:], layers=1, heads=1)
-    assert not fused.fits(c.k_buffers[0], c.query_cache, c.batch, 70)
+    assert not fused.fits(c.k_buffers[0], c.batch, 70)
     check(case, 70)
 
 

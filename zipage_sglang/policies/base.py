@@ -33,11 +33,6 @@ class View:
         return ops.gather_positions(self.buffers.positions, self.batch)
 
     @property
-    def candidates(self) -> torch.Tensor:
-        """bool [R, 1, 1, C], False at padding."""
-        return self.batch.candidates[:, None, None]
-
-    @property
     def counts(self) -> torch.Tensor:
         """int32 [R, 1, 1, 1]: compressions of the request since its (re)prefill, this one not included."""
         return self.batch.lengths.counts[:, None, None, None]
@@ -70,6 +65,17 @@ class View:
     def max_pool(self, scores: torch.Tensor) -> torch.Tensor:
         """fp32 [R, L, H, C]: maximum over 5 neighbours in position order."""
         return ops.max_pool(scores, self.positions, kernel_size=5)
+
+    def zipage(
+        self, alpha: float, lam: float, tau: float, block: int, redundancy: str, pooling: str
+    ) -> torch.Tensor:
+        """Z, fp32 [R, L, H, C]: the paper's score of all of these; leaves F in `importance`."""
+        b = self.buffers
+        scores, self.importance = ops.zipage_score(
+            b.k_buffers, b.query_cache, b.tables, self.batch, self.positions, b.scale,
+            alpha, lam, tau, block, redundancy, pooling,
+        )  # fmt: skip
+        return scores
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Demo, accuracy and speed measurements; run from the repository root as `python -m benchmarks.NAME`."""

@@ -1,0 +1,122 @@
+"""The paper's score from its raw parts, in one pass over each head's candidates."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from zipage_kernels.batch import CompressionBatch, Tables
+from zipage_kernels.triton import fused
+from zipage_kernels.triton.attention import attention_score
+from zipage_kernels.triton.redundancy import compared_keys, similarity_sums
+from zipage_kernels.triton.similarity import similarity, softmax_sum
+
+THRESHOLD = 0.5
+
+
+@triton.jit
+def _importance(
+    i, candidates, attention, order, importance, row, stored, alpha, H: tl.constexpr, ORDERED: tl.constexpr
+):
+    """F of the candidates at places i, -inf outside; also which candidates those are."""
+    inside = (i >= 0) & (i < candidates)
+    j = tl.load(order + i, mask=inside, other=0) if ORDERED else i
+    survivor = inside & (j < stored)
+    slots = tl.load(row + j, mask=survivor, other=0)
+    previous = tl.load(importance + slots * H, mask=survivor, other=0.0).to(tl.float32)
+    now = tl.load(attention + j, mask=inside, other=-float("inf"))
+    value = tl.maximum(now, alpha * previous, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(inside, value, -float("inf")), j
+
+
+@triton.jit(
+    do_not_specialize=["rows", "kv_lens", "starts", "stored", "counts", "row_stride", "layer_stride", "L", "C", "block"]
+)
+def _combine(
+    attention, totals, protected, order, importance, rows, kv_lens, starts, stored, counts, scores, new_importance,
+    row_stride, layer_stride, alpha, lam, tau, L, C, block,
+    H: tl.constexpr, REDUNDANCY: tl.constexpr, POOL: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """F and Z of all candidates of one head, both -inf at padding.
+
+    POOL: 0 never, 1 at a request's first compression, 2 always.  ORDERED: neighbours are those of `order` (candidates by
+    position, padding first); otherwise those of the row.
+    """
+    pid = tl.program_id(0)
+    head = pid % H
+    layer = pid // H % L
+    r = pid // H // L
+    start = tl.load(starts + r)
+    candidates = tl.load(kv_lens + r) - start
+    survivors = tl.load(stored + r)
+    row = rows + r.to(tl.int64) * row_stride + start
+    importance += layer.to(tl.int64) * layer_stride + head
+    line = pid.to(tl.int64) * C
+    attention += line
+    if ORDERED:
+        order += line + C - candidates
+    compared = tl.where(block == 0, candidates, block)
+    if REDUNDANCY:
+        top, total = softmax_sum(totals + line, protected + line, candidates, compared, tau, BLOCK)
+    pooled = False if POOL == 0 else ((POOL == 2) | (tl.load(counts + r) == 0))
+    for first in range(0, C, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        value, j = _importance(i, candidates, attention, order, importance, row, survivors, alpha, H, ORDERED)
+        used = value
+        if POOL > 0:
+            if pooled:
+                for distance in tl.static_range(-2, 3):
+                    if distance != 0:
+                        near, _ = _importance(
+                            i + distance, candidates, attention, order, importance, row, survivors, alpha, H, ORDERED
+                        )
+                        used = tl.maximum(used, near, propagate_nan=tl.PropagateNan.ALL)
+        if REDUNDANCY:
+            other = similarity(totals + line, protected + line, j, candidates, compared, tau)
+            used = lam * used - (1.0 - lam) * (tl.exp(other - top) / total)
+        inside = i < candidates
+        # Places past the last candidate are padding in row order too.
+        j = tl.where(inside, j, i)
+        tl.store(scores + line + j, tl.where(inside, used, -float("inf")), mask=i < C)
+        tl.store(new_importance + line + j, value, mask=i < C)
+
+
+def zipage_score(
+    k_buffers: list[torch.Tensor],
+    query_cache: torch.Tensor,
+    tables: Tables,
+    batch: CompressionBatch,
+    positions: torch.Tensor,
+    scale: float,
+    alpha: float,
+    lam: float,
+    tau: float,
+    block: int,
+    redundancy: str,
+    pooling: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `zipage_kernels.reference.zipage.zipage_score`."""
+    compared = 0 if redundancy == "none" else compared_keys(redundancy, block)
+    totals = protected = None
+    if redundancy == "lightning" and fused.fits(k_buffers[0], batch, block):
+        attention, totals, protected = fused.block_scores(
+            k_buffers, query_cache, batch, positions, scale, block, THRESHOLD
+        )
+    else:
+        attention = attention_score(k_buffers, query_cache, batch, scale)
+        if redundancy != "none":
+            totals, protected = similarity_sums(k_buffers, batch, positions, compared, THRESHOLD)
+    pooled = {"never": 0, "once": 1, "always": 2}[pooling]
+    # Rows that have never been compressed lie in position order.
+    scattered = any(s and (pooled == 2 or n == 0) for s, n in zip(batch.stored, batch.counts))
+    order = positions.argsort(dim=-1) if pooled and scattered else None
+    scores, importance = torch.empty_like(attention), torch.empty_like(attention)
+    size, num_layers, num_heads, candidates = positions.shape
+    table, lengths = tables.importance, batch.lengths
+    _combine[(size * num_layers * num_heads,)](
+        attention, totals, protected, order, table, batch.rows, lengths.kv_lens, lengths.starts, lengths.stored,
+        lengths.counts, scores, importance, batch.rows.stride(0), table.stride(0), alpha, lam, tau, num_layers, candidates,
+        compared, H=num_heads, REDUNDANCY=totals is not None, POOL=pooled, ORDERED=order is not None, BLOCK=1024,
+    )  # fmt: skip
+    return scores, importance
