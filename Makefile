@@ -1,0 +1,45 @@
+# make demo       compressed and full KV beside each other, two real servers
+# make test       unit and engine tests (CPU is enough)
+# make test-full  those and one engine per case
+# make venv       only the environment; VENV=folder puts it, or uses it, elsewhere
+# make demo ARGS="--help": the demo's options; make test ARGS="-k name": pytest's
+
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV ?= .venv
+ARGS ?=
+PY := $(VENV)/bin/python
+# Threads that fight for few cores stall SGLang's CPU engine.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-full venv
+.NOTPARALLEL:
+
+demo: venv
+	@$(PY) -m benchmarks.demo $(ARGS)
+
+test: venv
+	@$(PY) -m pytest $(ARGS)
+
+test-full: venv
+	@$(PY) -m pytest -m "" $(ARGS)
+
+# The stamp names what was installed and from where, so that an edited file or a second clone that shares the folder is
+# installed again, and an unchanged one is not.
+venv:
+	@key="$$(cat constraints.txt pyproject.toml | sha256sum | cut -c1-16) $(CURDIR)"; \
+	stamp="$(VENV)/.installed"; \
+	[ "$$(cat "$$stamp" 2>/dev/null)" = "$$key" ] && exit 0; \
+	set -e; \
+	if [ -x "$(PY)" ]; then \
+	  echo "Checking $(VENV) against constraints.txt and installing this checkout into it"; \
+	else \
+	  command -v "$(PYTHON)" >/dev/null || { echo "make: no $(PYTHON) here; install Python 3.11 or say PYTHON=/path/to/it" >&2; exit 1; }; \
+	  echo "Making $(VENV) with $$($(PYTHON) --version): SGLang, torch and this checkout, 9 GB on disk, several minutes"; \
+	  "$(PYTHON)" -m venv "$(VENV)"; \
+	fi; \
+	rm -f "$$stamp"; \
+	"$(PY)" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".[test]" \
+	  | awk '/^(Collecting|  Downloading|Installing|Successfully)/ { print substr($$0, 1, 100); fflush() }'; \
+	[ "$${PIPESTATUS[0]}" = 0 ] || { echo "make: pip failed; run '$(PY) -m pip install -c constraints.txt -e .[test]' to see why" >&2; exit 1; }; \
+	echo "$$key" > "$$stamp"
