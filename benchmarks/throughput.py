@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks import provenance, table
@@ -53,7 +54,7 @@ def run(mode: str, args, folder: Path) -> dict:
         engine |= dict(enable_zipage=True, zipage_budget=args.budget, zipage_block=args.block, zipage_policy=args.policy)
     spec, result, log = folder / f"{mode}.spec.json", folder / f"{mode}.json", folder / f"{mode}.log"
     spec.write_text(json.dumps(dict(engine=engine, prompts=prompts, lengths=lengths, seconds=args.seconds)))
-    print(f"{mode}: {len(prompts)} requests for {args.seconds} s", flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {mode}: {len(prompts)} requests for {args.seconds} s", flush=True)
     with log.open("wb") as out:
         done = subprocess.run([sys.executable, "-m", "benchmarks.load", str(spec), str(result)], stdout=out,
                               stderr=subprocess.STDOUT, timeout=args.seconds + 300, start_new_session=True)
@@ -92,9 +93,12 @@ def summary(result: dict) -> dict:
 def main():
     args = _arguments()
     origin = provenance.describe()
+    results, rows = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        results = [run(mode, args, Path(folder)) for mode in args.modes]
-    rows = {r["mode"]: summary(r) for r in results}
+        for mode in args.modes:
+            results.append(run(mode, args, args.keep or Path(folder)))
+            rows[mode] = summary(results[-1])
+            print(f"{mode}: {rows[mode]}", flush=True)
     print("\n" + table.render(
         ["mode", "output tok/s", "running", "pool used", "step ms", "retracted", "finished", "compressions", "buffers MiB"],
         [[m, f"{s['rate']:.0f}", f"{s['running']:.0f}", f"{s['usage']:.2f}", f"{s['step_ms']:.1f}", s["retracted"], s["finished"],
@@ -130,6 +134,7 @@ def _arguments():
     add("--policy", default="zipage")
     add("--attention-backend", default="flashinfer")
     add("--seed", type=int, default=0)
+    add("--keep", type=Path, help="folder to keep the engines' logs in")
     add("--out", type=Path, help="JSON file; the time line goes beside it as CSV")
     return parser.parse_args()
 
