@@ -19,10 +19,10 @@ demo: venv
 	@$(PY) -m benchmarks.demo $(ARGS)
 
 test: venv
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-full: venv
-	@$(PY) -m pytest -m "" $(ARGS)
+	@$(PY) -m pytest -m "" -n 2 --dist loadgroup $(ARGS)
 
 # The stamp names what was installed and from where, so that an edited file or a second clone that shares the folder is
 # installed again, and an unchanged one is not.
