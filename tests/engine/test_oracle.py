@@ -104,6 +104,10 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
         assert all(o["cached"] > 0 for o in run.rounds[1])
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# CI runs six of the eight, `make test-full` all.
+FULL = ("recent-noradix", "auto-prompt-retract")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in FULL else n for n in SETTINGS])
 def test_engine_equals_oracle(name, oracle_model, tmp_path):
     check_against_oracle(oracle_model, tmp_path, **SETTINGS[name])
