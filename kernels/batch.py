@@ -13,6 +13,10 @@ from typing import NamedTuple
 import torch
 
 
+# True lengths below this are sorted by the fastest kernels, which put a position and an index below 256 into one int32.
+MOST_POSITIONS = 2**23
+
+
 class Lengths(NamedTuple):
     """The per-request counts of a batch on the device, int32 [R] each."""
 
@@ -45,7 +49,9 @@ class CompressionBatch:
     stored: leading candidate rows whose position and importance are in the tables (the others have never been compressed:
         row i holds position i + evicted and no importance).
     keeps: candidates that survive, K.  counts: compressions since the (re)prefill, this one not included.
-    query_rows: int64 [R, w], rows of the query cache that hold the queries of the last w tokens, in position order.
+    query_rows: int32 or int64 [R, w], rows of the query cache that hold the queries of the last w tokens, in position order.
+    device_counts: the counts on the device, where the caller has them there already.  Kernels read these; in a captured
+        CUDA graph the lists only bound them.
 
     Output arrays are [R, L, H, C]; candidate j of request r is row index starts[r] + j, and entries past the request's
     own candidates are padding: position -1, score -inf.
@@ -60,6 +66,7 @@ class CompressionBatch:
     keeps: list[int]
     counts: list[int]
     query_rows: torch.Tensor
+    device_counts: Lengths | None = None
 
     def __post_init__(self):
         size, capacity = self.rows.shape
@@ -100,6 +107,8 @@ class CompressionBatch:
     @functools.cached_property
     def lengths(self) -> Lengths:
         """The counts on the device: one copy for all of them, asynchronous from pinned memory on CUDA."""
+        if self.device_counts is not None:
+            return self.device_counts
         device = self.rows.device
         host = torch.tensor(
             [getattr(self, name) for name in Lengths._fields], dtype=torch.int32, pin_memory=device.type == "cuda"

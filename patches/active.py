@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.runtime import Runtime
 
 config: ZipageConfig | None = None
 runtime: Runtime | None = None
+compressor: Compressor | None = None
 checker = None
 _manager = None
 

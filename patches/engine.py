@@ -107,15 +107,10 @@ class SGLangEngine:
             src.record_stream(stream)
             dst.record_stream(stream)
 
-    def rows(self, work: list[Compression]) -> torch.Tensor:
-        """int64 [R, T]: KV slots of each request's row, 0 behind its end.  Call on the forward stream."""
-        lens = [item.plan.kv_len for item in work]
-        host = torch.tensor([[item.req.req_pool_idx for item in work], lens], dtype=torch.int64,
-                            pin_memory=self.device.type == "cuda")
-        index, lengths = host.to(self.device, non_blocking=True)
-        rows = self.row_pool.req_to_token[index, : max(lens)].to(torch.int64)
-        columns = torch.arange(max(lens), device=self.device)
-        return rows.masked_fill(columns >= lengths[:, None], 0)
+    @staticmethod
+    def row(req) -> int:
+        """The request's row of SGLang's row table."""
+        return req.req_pool_idx
 
     @contextlib.contextmanager
     def forward_stream(self):

@@ -18,7 +18,7 @@ def init_new(forward_batch, cls, batch, model_runner, **kwargs):
     forward_batch.positions = (batch.orig_seq_lens - 1).to(torch.int64)
     manager = active.manager()
     if manager is not None:
-        manager.runtime.set_query_rows(manager.query_rows(batch.reqs), len(batch.reqs))
+        manager.route_queries(batch.reqs)
         if active.checker is not None:
             active.checker.forward(forward_batch, batch)
     return None

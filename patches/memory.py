@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zipage_patches import active, refusals
+from zipage_sglang.compressor import Compressor
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots, query_slot_bytes, table_bytes_per_token
 
@@ -42,15 +43,18 @@ def post_memory_pool(result, model_runner):
         first_layer=pool.start_layer,
         first_kv_head=tp_rank // replicas * local_kv_heads,
     )
+    policy = make_policy(config)
     max_running = model_runner.req_to_token_pool.size
     active.runtime = Runtime(
         config, shape, list(pool.k_buffer), list(pool.v_buffer),
         dtype=model_runner.dtype,
         slots=default_query_slots(config, pool.size, max_running),
         max_batch=max(max_running, largest_graph_batch(model_runner.server_args)),
-        stores_importance=make_policy(config).stores_importance,
+        stores_importance=policy.stores_importance,
     )
-    active.runtime.warm_up(make_policy(config), config)
+    active.runtime.warm_up()
+    active.compressor = Compressor(active.runtime.buffers, policy, config, model_runner.req_to_token_pool.req_to_token)
+    active.compressor.warm_up(graphs=not model_runner.server_args.disable_cuda_graph)
 
 
 def largest_graph_batch(server_args) -> int:

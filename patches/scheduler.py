@@ -11,7 +11,6 @@ from zipage_patches import active, install, refusals
 from zipage_patches.engine import SGLangEngine
 from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
-from zipage_sglang.policies import make_policy
 
 logger = logging.getLogger("zipage")
 
@@ -25,7 +24,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     original(scheduler, server_args, *args, **kwargs)
     refusals.check_scheduler(scheduler)
     engine = SGLangEngine(scheduler, active.config)
-    manager = Manager(active.config, make_policy(active.config), active.runtime, engine)
+    manager = Manager(active.config, active.compressor, active.runtime, engine)
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
     bound = active.config.cap + scheduler.page_size
@@ -79,7 +78,8 @@ def get_internal_state(result, scheduler, recv_req):
     if manager is not None:
         result.internal_state["zipage"] = {
             **dataclasses.asdict(manager.stats),
-            "nan_scores": int(manager.nan_scores),
+            "nan_scores": int(manager.compressor.nan_scores),
+            "gpu_seconds": manager.compressor.seconds,
             "query_slots": manager.runtime.slots,
             "buffer_bytes": manager.runtime.nbytes,
             "running": len(scheduler.running_batch.reqs),

@@ -7,19 +7,17 @@ clock or object identity, so that tensor-parallel ranks stay in step.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any, Protocol
 
 import torch
 
-from zipage_kernels.batch import CompressionBatch
-from zipage_sglang import pipeline
+from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.plan import RowPlan, plan_row
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
-
-# Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
-MAX_TOGETHER = 16
+from zipage_sglang.watch import Composition, Watch
 
 
 @dataclasses.dataclass
@@ -46,15 +44,20 @@ class Engine(Protocol):
     def allocate(self, slots: int) -> torch.Tensor | None: ...
     def copy_out(self, work: list[Compression], runtime: Runtime): ...
     def forward_stream(self): ...
-    def rows(self, work: list[Compression]) -> torch.Tensor: ...
+    def row(self, req) -> int: ...
     def publish(self, batch, work: list[Compression]): ...
     def retract(self, batch, indices: list[int]): ...
 
 
 @dataclasses.dataclass
 class Stats:
-    """Totals since the start, for /server_info and the benchmarks."""
+    """Totals since the start, for /server_info and the benchmarks.
 
+    host_seconds: the scheduler's time in this package, compressions included; one step per decode step.
+    """
+
+    steps: int = 0
+    host_seconds: float = 0.0
     compressions: int = 0
     evicted_tokens: int = 0
     freed_slots: int = 0
@@ -69,27 +72,33 @@ class Stats:
 class Manager:
     """Owns the query slots and the compression of one scheduler's running batch."""
 
-    def __init__(self, config: ZipageConfig, policy, runtime: Runtime, engine: Engine):
+    def __init__(self, config: ZipageConfig, compressor: Compressor, runtime: Runtime, engine: Engine):
         self.config = config
-        self.policy = policy
+        self.compressor = compressor
         self.runtime = runtime
         self.engine = engine
         self.stats = Stats()
         # Lowest slot first, so that ranks with equal histories hand out equal slots.
         self.free_slots = list(range(runtime.slots - 1, -1, -1))
-        self.nan_scores = torch.zeros((), dtype=torch.int64, device=runtime.device)
+        self.watch = Watch()
+        self.running, self.decoding = Composition(), Composition()
+        self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
+        started = time.perf_counter()
         due, near = self._look(batch)
-        self.stats.peak_running = max(self.stats.peak_running, len(batch.reqs))
         stuck = self._compress(batch, due) if due else []
         for index, req, state in near:
-            if not self._give_slot(state):
+            if not self._give_slot(req, state):
                 stuck.append(index)
         if stuck:
             # Neither pages nor a query slot to be had although both were reserved: recompute later, lose nothing.
             self.engine.retract(batch, sorted(stuck))
+        stats = self.stats
+        stats.steps += 1
+        stats.peak_running = max(stats.peak_running, len(batch.reqs))
+        stats.host_seconds += time.perf_counter() - started
 
     def release(self, req):
         """Forget a request whose row is being freed (finished, aborted, retracted)."""
@@ -98,44 +107,61 @@ class Manager:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
 
-    def query_rows(self, reqs) -> dict[int, int]:
+    def route_queries(self, reqs: list):
+        """Tell the runtime where the queries of the decode step that has just been planned belong.  On the forward stream."""
+        started = time.perf_counter()
+        self.runtime.set_query_rows(self.query_rows(reqs))
+        self.stats.host_seconds += time.perf_counter() - started
+
+    def query_rows(self, reqs: list) -> dict[int, int]:
         """{batch row: query cache row} for the decode step that has just been planned."""
+        self.holders = [(req, state) for req, state in self.holders if state.slot != NO_SLOT]
+        if not self.holders:
+            return {}
+        self.decoding.changed(reqs)
         rows = {}
-        if len(self.free_slots) < self.runtime.slots:
-            for index, req in enumerate(reqs):
-                state = self.engine.state(req)
-                if state is not None and state.slot != NO_SLOT:
-                    position = self.engine.kv_len(req) + state.evicted - 1
-                    rows[index] = self.runtime.query_row(state.slot, position)
+        for req, state in self.holders:
+            index = self.decoding.index(req)
+            if index is not None:
+                position = self.engine.kv_len(req) + state.evicted - 1
+                rows[index] = self.runtime.query_row(state.slot, position)
         return rows
 
     def _look(self, batch):
         """(due, near): requests to compress now, and those whose next token's query must be kept."""
         due, near = [], []
-        engine, cfg = self.engine, self.config
-        for index, req in enumerate(batch.reqs):
-            if not engine.holds_kv(req):
+        engine, cfg, watch = self.engine, self.config, self.watch
+        looks = watch.due()
+        if self.running.changed(batch.reqs):
+            new = (req for req in batch.reqs if engine.holds_kv(req) and engine.state(req) is None)
+            looks += [(req, engine.new_state(req)) for req in new]
+        for req, state in looks:
+            if not engine.holds_kv(req) or engine.state(req) is not state:
+                continue  # over, or begun anew after a retraction
+            index = self.running.index(req)
+            if index is None:  # held back by the scheduler
+                watch.book(req, state, 1)
                 continue
-            state = engine.state(req) or engine.new_state(req)
             kv_len = engine.kv_len(req)
             self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, kv_len)
-            if kv_len < state.next_event:
-                continue
             trigger = state.trigger(cfg.cap, cfg.window)
             if kv_len >= trigger:
                 due.append((index, req, state))
             elif kv_len >= trigger - cfg.window:
                 near.append((index, req, state))
-                state.next_event = trigger
+                watch.book(req, state, trigger - kv_len)
             else:
-                state.next_event = trigger - cfg.window
+                watch.book(req, state, trigger - cfg.window - kv_len)
+        due.sort(key=lambda item: item[0])
+        near.sort(key=lambda item: item[0])
         return due, near
 
-    def _give_slot(self, state: RequestState) -> bool:
+    def _give_slot(self, req, state: RequestState) -> bool:
         if state.slot == NO_SLOT:
             if not self.free_slots:
                 return False
             state.slot = self.free_slots.pop()
+            self.holders.append((req, state))
             self.stats.peak_query_slots = max(self.stats.peak_query_slots, self.runtime.slots - len(self.free_slots))
         return True
 
@@ -153,31 +179,24 @@ class Manager:
         if work:
             engine.copy_out(work, self.runtime)
             with engine.forward_stream():
-                for first in range(0, len(work), MAX_TOGETHER):
-                    description = self._describe(work[first : first + MAX_TOGETHER])
-                    result = pipeline.compress(description, self.runtime.buffers, self.policy, cfg)
-                    self.nan_scores += result.nan_counts.sum()
+                self.compressor.run([self._job(item) for item in work])
             engine.publish(batch, work)
             for item in work:
                 self._after(item)
         return stuck
 
-    def _describe(self, work: list[Compression]) -> CompressionBatch:
-        w, device = self.config.window, self.runtime.device
-        query_rows = []
-        for item in work:
-            true_len = item.plan.kv_len + item.state.evicted
-            query_rows.append([self.runtime.query_row(item.state.slot, p) for p in range(true_len - w, true_len)])
-        host = torch.tensor(query_rows, dtype=torch.int64, pin_memory=device.type == "cuda")
-        return CompressionBatch(
-            rows=self.engine.rows(work),
-            kv_lens=[i.plan.kv_len for i in work],
-            starts=[i.state.start for i in work],
-            evicted=[i.state.evicted for i in work],
-            stored=[self.config.budget if i.state.compressed else 0 for i in work],
-            keeps=[self.config.budget] * len(work),
-            counts=[i.state.count for i in work],
-            query_rows=host.to(device, non_blocking=True),
+    def _job(self, item: Compression) -> Job:
+        state, plan = item.state, item.plan
+        true_len = plan.kv_len + state.evicted
+        return Job(
+            row=self.engine.row(item.req),
+            kv_len=plan.kv_len,
+            start=state.start,
+            evicted=state.evicted,
+            stored=self.config.budget if state.compressed else 0,
+            keep=self.config.budget,
+            count=state.count,
+            query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
         )
 
     def _after(self, item: Compression):
@@ -188,9 +207,9 @@ class Manager:
         if plan.kept < trigger - cfg.window:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
-            state.next_event = trigger - cfg.window
+            self.watch.book(item.req, state, trigger - cfg.window - plan.kept)
         else:  # w == b: the very next token belongs to the next window
-            state.next_event = trigger
+            self.watch.book(item.req, state, trigger - plan.kept)
         stats = self.stats
         stats.compressions += 1
         stats.evicted_tokens += plan.evicted

@@ -61,21 +61,3 @@ def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config
     ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, batch, keep, view.positions, view.importance)
     return Compression(keep, nan_counts)
 
-
-def warm_up(buffers: KVBuffers, policy: Policy, config: ZipageConfig):
-    """Runs one compression of nothing, so that no request waits seconds for its kernels to be compiled.
-
-    All rows are slot 0, SGLang's padding slot, so it writes nothing that is ever read.
-    """
-    device = buffers.positions.device
-    batch = CompressionBatch(
-        rows=torch.zeros(1, config.cap, dtype=torch.int64, device=device),
-        kv_lens=[config.cap],
-        starts=[0],
-        evicted=[0],
-        stored=[0],
-        keeps=[config.budget],
-        counts=[0],
-        query_rows=torch.zeros(1, config.window, dtype=torch.int64, device=device),
-    )
-    compress(batch, buffers, policy, config)

@@ -12,7 +12,6 @@ import math
 import torch
 
 from zipage_kernels import ops
-from zipage_sglang import pipeline
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 
@@ -91,7 +90,7 @@ class Runtime:
         """Row of the query cache for the token at true `position`: a ring of w rows per slot, row 0 being nowhere."""
         return 1 + slot * self.window + position % self.window
 
-    def set_query_rows(self, rows: dict[int, int], batch_size: int):
+    def set_query_rows(self, rows: dict[int, int]):
         """Route the next decode step's queries: {batch row: query cache row}.  Must run on the forward stream."""
         if not rows and not self.active:
             return
@@ -100,8 +99,9 @@ class Runtime:
             self.query_rows.zero_()
             return
         host = torch.zeros(len(self.query_rows), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        numbers = host.numpy()  # writes to a tensor one by one take ten times as long
         for index, row in rows.items():
-            host[index] = row
+            numbers[index] = row
         self.query_rows.copy_(host, non_blocking=True)
 
     def store_query(self, local_layer: int, q: torch.Tensor):
@@ -115,9 +115,8 @@ class Runtime:
         b = self.buffers
         ops.copy_slots(b.k_buffers, b.v_buffers, b.tables, src, dst)
 
-    def warm_up(self, policy, config: ZipageConfig):
-        """Compile every kernel now, before graphs are captured and requests wait."""
-        pipeline.warm_up(self.buffers, policy, config)
+    def warm_up(self):
+        """Compile the query store now, before graphs are captured and requests wait."""
         cache = self.buffers.query_cache[0]
         for size in {min(n, len(self.query_rows)) for n in (1, 2, 16)}:
             self.store_query(0, torch.zeros(size, *cache.shape[1:], dtype=cache.dtype, device=self.device))

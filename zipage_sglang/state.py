@@ -14,7 +14,7 @@ class RequestState:
     """Lives on SGLang's request object from its first decode step to its end or retraction.
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  count: compressions since then.
-    evicted: true length - kv_len.  slot: query slot or NO_SLOT.  next_event: kv_len at which the manager must look again.
+    evicted: true length - kv_len.  slot: query slot or NO_SLOT.  look_at: manager step at which the next look is booked.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
     """
 
@@ -23,7 +23,7 @@ class RequestState:
     count: int = 0
     evicted: int = 0
     slot: int = NO_SLOT
-    next_event: int = 0
+    look_at: int = 0
     skip_insert: bool = False
 
     @property

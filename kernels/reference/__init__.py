@@ -2,7 +2,7 @@
 
 from zipage_kernels.reference.attention import attention_score, store_query
 from zipage_kernels.reference.compact import compact, copy_slots
-from zipage_kernels.reference.gather import gather_importance, gather_positions
+from zipage_kernels.reference.gather import gather_importance, gather_positions, gather_rows
 from zipage_kernels.reference.pool import max_pool
 from zipage_kernels.reference.redundancy import redundancy
 from zipage_kernels.reference.select import select
@@ -15,6 +15,7 @@ __all__ = [
     "copy_slots",
     "gather_importance",
     "gather_positions",
+    "gather_rows",
     "max_pool",
     "redundancy",
     "select",

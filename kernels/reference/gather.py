@@ -1,10 +1,20 @@
-"""Reads what earlier compressions stored about the candidates: true positions and global scores."""
+"""Reads rows of SGLang's row table, and what earlier compressions stored about them: true positions and global scores."""
 
 from __future__ import annotations
 
 import torch
 
 from zipage_kernels.batch import CompressionBatch
+
+
+def gather_rows(row_table: torch.Tensor, index: torch.Tensor, kv_lens: torch.Tensor, out: torch.Tensor) -> None:
+    """KV slots of some rows of SGLang's row table, 0 behind each row's end.
+
+    row_table: int32 [N, W].  index, kv_lens: int32 [R], on the same device; a negative index is a row of zeros.
+    out: int64 [R, T], T <= W; overwritten.
+    """
+    filled = torch.arange(out.shape[1], device=out.device) < torch.where(index < 0, 0, kv_lens)[:, None]
+    out.copy_(row_table[index.clamp(min=0).long(), : out.shape[1]].masked_fill_(~filled, 0))
 
 
 def gather_positions(positions: torch.Tensor, batch: CompressionBatch) -> torch.Tensor:

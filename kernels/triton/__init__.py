@@ -3,7 +3,7 @@
 from zipage_kernels.triton.attention import attention_score
 from zipage_kernels.triton.compact import compact
 from zipage_kernels.triton.copy import copy_slots
-from zipage_kernels.triton.gather import gather_importance, gather_positions
+from zipage_kernels.triton.gather import gather_importance, gather_positions, gather_rows
 from zipage_kernels.triton.pool import max_pool
 from zipage_kernels.triton.queries import store_query
 from zipage_kernels.triton.redundancy import redundancy
@@ -16,6 +16,7 @@ __all__ = [
     "copy_slots",
     "gather_importance",
     "gather_positions",
+    "gather_rows",
     "max_pool",
     "redundancy",
     "select",

@@ -19,7 +19,13 @@ from zipage_kernels.triton.similarity import inverse_lengths
 SPLIT_ROWS = 512
 MOST_SPLITS = 16
 FIRST_PASS_KEYS = 64  # keys of one tile
-FIRST_PASS = dict(num_warps=4, num_stages=5)  # 5: row indices are two stages ahead of their keys, and those two of their use
+FIRST_PASS = dict(num_warps=4, num_stages=2)
+
+
+@triton.jit
+def split_rows(kv_len, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr):
+    """Rows of one split of the first pass.  A batch may have more splits than a request has rows for."""
+    return tl.cdiv(tl.cdiv(kv_len, SPLITS_MAX), SPLIT) * SPLIT
 
 
 @triton.jit
@@ -59,6 +65,9 @@ def _softmax_sums(
     layer = pid // H // TILES // SPLITS % L
     r = pid // H // TILES // SPLITS // L
     kv_len = tl.load(kv_lens + r)
+    length = split_rows(kv_len, SPLIT, SPLITS_MAX)
+    if split * length >= kv_len:
+        return
     q, token, number, valid = load_queries(
         query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
         WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
@@ -69,7 +78,6 @@ def _softmax_sums(
     line = ((r * L + layer) * H + head).to(tl.int64)
     start = tl.load(starts + r)
 
-    length = tl.cdiv(tl.cdiv(kv_len, SPLITS_MAX), SPLIT) * SPLIT
     end = tl.minimum((split + 1) * length, kv_len)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -91,22 +99,26 @@ def _softmax_sums(
     tl.store(out + GROUP * WINDOW, total, mask=valid)
 
 
-@triton.jit
-def log_sums(sums, number, valid, SPLITS, QUERIES: tl.constexpr):
-    """log2 of each query's softmax sum over all splits; +inf for queries that do not exist, so that their weights are 0.
-
-    sums: pointer to [SPLITS, 2, QUERIES].
-    """
-    top = tl.load(sums + number, mask=valid, other=0.0)  # finite: every query sees row 0
-    total = tl.load(sums + QUERIES + number, mask=valid, other=1.0)
-    for split in range(1, SPLITS):
-        split_sums = sums + split * 2 * QUERIES + number
-        split_top = tl.load(split_sums, mask=valid, other=0.0)
-        split_total = tl.load(split_sums + QUERIES, mask=valid, other=1.0)
+@triton.jit(do_not_specialize=["kv_lens", "L", "SPLITS"])
+def _log_sums(
+    sums, kv_lens, out, L, SPLITS,
+    H: tl.constexpr, QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
+):  # fmt: skip
+    """log2 of each query's softmax sum over all splits of one head: fp32 [R, L, H, QUERIES]."""
+    line = tl.program_id(0).to(tl.int64)
+    kv_len = tl.load(kv_lens + line // H // L)
+    x = tl.arange(0, PAD)
+    sums += line * SPLITS * 2 * QUERIES + x
+    valid = x < QUERIES
+    top = tl.load(sums, mask=valid, other=0.0)  # finite: every query sees row 0
+    total = tl.load(sums + QUERIES, mask=valid, other=1.0)
+    for split in range(1, tl.cdiv(kv_len, split_rows(kv_len, SPLIT, SPLITS_MAX))):
+        split_top = tl.load(sums + split * 2 * QUERIES, mask=valid, other=0.0)
+        split_total = tl.load(sums + split * 2 * QUERIES + QUERIES, mask=valid, other=1.0)
         new_top = tl.maximum(top, split_top)
         total = total * tl.exp2(top - new_top) + split_total * tl.exp2(split_top - new_top)
         top = new_top
-    return tl.where(valid, top + tl.log2(total), float("inf"))
+    tl.store(out + line * QUERIES + x, top + tl.log2(total), mask=valid)
 
 
 @triton.jit
@@ -114,9 +126,11 @@ def looked_at(
     keys, t, q, token, log_sum, kv_len, scale,
     WINDOW: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the tile's window tokens of the largest weight in the group, for ROWS keys at row indices t: fp32 [ROWS]."""
-    logits = tl.dot(keys, tl.trans(q), input_precision="ieee") * scale
-    weights = tl.exp2(logits - log_sum[None, :])
+    """Sum over the tile's window tokens of the largest weight in the group, for ROWS keys at row indices t: fp32 [ROWS].
+
+    log_sum: +inf for queries that do not exist, so that their weights are 0.
+    """
+    weights = tl.exp2(tl.dot(keys, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
     if tl.max(t, axis=0) > kv_len - WINDOW:
         weights = tl.where(t[:, None] <= (kv_len - WINDOW + token)[None, :], weights, 0.0)
     best = tl.max(tl.reshape(weights, [ROWS, PAD_G, PAD_W]), axis=1)
@@ -126,11 +140,11 @@ def looked_at(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "row_stride", "L", "C", "SPLITS", "BLOCKS"]
+    do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "row_stride", "L", "C", "BLOCKS"]
 )
 def _attention(
-    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, sums, out,
-    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, L, C, SPLITS, BLOCKS,
+    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, log_sums, out,
+    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, L, C, BLOCKS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -155,7 +169,7 @@ def _attention(
             query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
             WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
         )  # fmt: skip
-        log_sum = log_sums(sums + line * SPLITS * 2 * GROUP * WINDOW, number, valid, SPLITS, GROUP * WINDOW)
+        log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
         total += looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C)
     tl.store(out + line * C + j, tl.where(inside, total / WINDOW, -float("inf")), mask=j < C)
 
@@ -178,24 +192,30 @@ def first_pass(
     rows_per_split = [triton.cdiv(triton.cdiv(n, MOST_SPLITS), SPLIT_ROWS) * SPLIT_ROWS for n in batch.kv_lens]
     splits = max(triton.cdiv(n, length) for n, length in zip(batch.kv_lens, rows_per_split))
     lines = batch.size * len(k_buffers) * num_heads
-    sums = torch.empty((lines, splits, 2, group * batch.window), dtype=torch.float32, device=batch.rows.device)
+    queries = group * batch.window
+    sums = torch.empty((lines, splits, 2, queries), dtype=torch.float32, device=batch.rows.device)
+    log_sums = torch.empty((lines, queries), dtype=torch.float32, device=batch.rows.device)
     arguments = dict(
         k_first=table.first, k_offsets=table.offsets, rows=batch.rows, query_cache=query_cache,
-        query_rows=batch.query_rows, kv_lens=batch.lengths.kv_lens, starts=batch.lengths.starts, sums=sums,
+        query_rows=batch.query_rows, kv_lens=batch.lengths.kv_lens, starts=batch.lengths.starts,
         row_stride=batch.rows.stride(0), slot_stride=table.slot_stride, head_stride=table.head_stride,
         q_layer_stride=query_cache.stride(0), q_row_stride=query_cache.stride(1), scale=scale * LOG2_E,
-        L=len(k_buffers), C=batch.C, SPLITS=splits, H=num_heads, WINDOW=batch.window, GROUP=group, D=head_dim,
+        L=len(k_buffers), C=batch.C, H=num_heads, WINDOW=batch.window, GROUP=group, D=head_dim,
         BLOCK_D=padded(head_dim, 16), ALIGN=table.align, UPCAST=upcast(dtype, query_cache.dtype),
     )  # fmt: skip
     tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 128)
+    split = dict(SPLITS=splits, SPLIT=SPLIT_ROWS, SPLITS_MAX=MOST_SPLITS)
     _softmax_sums[(lines * tiles.count * splits,)](
-        **arguments, inverse=inverse, LENGTHS=inverse is not None, TILES=tiles.count, PAD_G=tiles.pad_g,
-        PAD_W=tiles.pad_w, BLOCK_T=min(FIRST_PASS_KEYS, tile_rows(head_dim, dtype)), SPLIT=SPLIT_ROWS,
-        SPLITS_MAX=MOST_SPLITS, **FIRST_PASS,
+        **arguments, **split, sums=sums, inverse=inverse, LENGTHS=inverse is not None, TILES=tiles.count, PAD_G=tiles.pad_g,
+        PAD_W=tiles.pad_w, BLOCK_T=min(FIRST_PASS_KEYS, tile_rows(head_dim, dtype)), **FIRST_PASS,
+    )  # fmt: skip
+    _log_sums[(lines,)](
+        sums, arguments["kv_lens"], log_sums, L=len(k_buffers), H=num_heads, QUERIES=queries, PAD=padded(queries), **split,
+        num_warps=1,
     )  # fmt: skip
     # Fewer queries at a time than in the first pass: their sums take registers too.
     tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 64)
-    return arguments | dict(TILES=tiles.count, PAD_G=tiles.pad_g, PAD_W=tiles.pad_w)
+    return arguments | dict(log_sums=log_sums, TILES=tiles.count, PAD_G=tiles.pad_g, PAD_W=tiles.pad_w)
 
 
 def attention_score(

@@ -10,23 +10,22 @@ import torch
 import triton
 import triton.language as tl
 
-from zipage_kernels.batch import CompressionBatch
-from zipage_kernels.triton.attention import first_pass, load_keys, log_sums, looked_at
+from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch
+from zipage_kernels.triton.attention import first_pass, load_keys, looked_at
 from zipage_kernels.triton.layers import padded, tile_rows
 from zipage_kernels.triton.queries import load_queries
 from zipage_kernels.triton.similarity import FIXED_POINT, STRETCH
 
 OPTIONS = dict(num_warps=8, num_stages=1)
-REGISTERS = 128  # a thread: two programs on a multiprocessor, so that one multiplies while the other looks at its products
-MOST_POSITIONS = 2**23  # a position and an index below 256 are sorted as one int32
+REGISTERS = 128  # a thread: two programs on a multiprocessor, so that one loads while the other computes
 
 
-@triton.jit(do_not_specialize=["kv_lens", "starts", "L", "C", "BLOCKS"])
+@triton.jit(do_not_specialize=["rows", "kv_lens", "starts", "row_stride", "L", "C", "BLOCKS"])
 def _sort_blocks(
-    positions, inverse, kv_lens, starts, order, ordered_inverse, L, C, BLOCKS,
+    positions, inverse, rows, kv_lens, starts, order, slots, ordered_inverse, row_stride, L, C, BLOCKS,
     H: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """One block's candidates by position, and their inverse key lengths; -1 and 0 behind the last."""
+    """One block's candidates by position, their slots and inverse key lengths; -1, 0 and 0 behind the last."""
     pid = tl.program_id(0).to(tl.int64)
     block = pid % BLOCKS
     line = pid // BLOCKS
@@ -42,7 +41,20 @@ def _sort_blocks(
         j = tl.sort(tl.where(inside, position * PAD + i, 2147483647)) % PAD
     j = first + j
     tl.store(order + pid * PAD + i, tl.where(inside, j, -1))
+    row = rows + r * row_stride + tl.load(starts + r)
+    tl.store(slots + pid * PAD + i, tl.load(row + j, mask=inside, other=0).to(tl.int32))
     tl.store(ordered_inverse + pid * PAD + i, tl.load(inverse + line * C + j, mask=inside, other=0.0))
+
+
+@triton.jit
+def _keys_at(
+    keys, slots, inverse, first, size, slot_stride, D: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS keys of the block from the first-th by position on, and their inverse lengths; 0 behind the last."""
+    n = first + tl.arange(0, ROWS)
+    k = load_keys(keys, tl.load(slots + n).to(tl.int64), n < size, slot_stride, D, BLOCK_D, UPCAST)
+    return k, tl.load(inverse + n)
 
 
 @triton.jit
@@ -87,10 +99,10 @@ def _finish(total, value, index, n, scale, order, totals, protected, BLOCK: tl.c
     tl.atomic_add(protected + owner, units, mask=found & (owner >= 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "row_stride", "L", "C", "SPLITS", "BLOCKS"])
+@triton.jit(do_not_specialize=["query_rows", "kv_lens", "starts", "L", "C", "BLOCKS"])
 def _block_scores(
-    k_first, k_offsets, rows, query_cache, query_rows, order, inverse, kv_lens, starts, sums, attention, totals, protected,
-    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, threshold, L, C, SPLITS, BLOCKS,
+    k_first, k_offsets, query_cache, query_rows, order, slots, inverse, kv_lens, starts, log_sums, attention, totals,
+    protected, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, threshold, L, C, BLOCKS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, TWO: tl.constexpr,
@@ -108,33 +120,33 @@ def _block_scores(
     start = tl.load(starts + r)
     if block * BLOCK >= kv_len - start:
         return
+    size = tl.minimum(BLOCK, kv_len - start - block * BLOCK)
     line = ((r * L + layer) * H + head).to(tl.int64)
     keys = k_first + tl.multiple_of(tl.load(k_offsets + layer), ALIGN) + head * head_stride
-    row = rows + r.to(tl.int64) * row_stride + start
     totals += line * C
     protected += line * C
     attention += line * C
     PAD: tl.constexpr = 2 * ROWS if TWO else ROWS
     order += (line * BLOCKS + block) * PAD
+    slots += (line * BLOCKS + block) * PAD
     inverse += (line * BLOCKS + block) * PAD
 
     n0 = tl.arange(0, ROWS)
     j0 = tl.load(order + n0)
-    k0 = load_keys(keys, tl.load(row + j0, mask=j0 >= 0, other=0), j0 >= 0, slot_stride, D, BLOCK_D, UPCAST)
+    k0, scale0 = _keys_at(keys, slots, inverse, 0, size, slot_stride, D, BLOCK_D, UPCAST, ROWS)
     if TWO:
         n1 = ROWS + n0
         j1 = tl.load(order + n1)
-        k1 = load_keys(keys, tl.load(row + j1, mask=j1 >= 0, other=0), j1 >= 0, slot_stride, D, BLOCK_D, UPCAST)
+        k1, scale1 = _keys_at(keys, slots, inverse, ROWS, size, slot_stride, D, BLOCK_D, UPCAST, ROWS)
 
-    zero = tl.zeros([ROWS], tl.float32)
-    seen0 = zero
-    seen1 = zero
+    seen0 = tl.zeros([ROWS], tl.float32)
+    seen1 = seen0
     for tile in range(TILES):
         q, token, number, valid = load_queries(
             query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
             WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
         )  # fmt: skip
-        log_sum = log_sums(sums + line * SPLITS * 2 * GROUP * WINDOW, number, valid, SPLITS, GROUP * WINDOW)
+        log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
         seen0 += looked_at(k0, start + j0, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, ROWS)
         if TWO:
             seen1 += looked_at(k1, start + j1, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, ROWS)
@@ -142,15 +154,14 @@ def _block_scores(
     if TWO:
         tl.store(attention + j1, seen1 / WINDOW, mask=j1 >= 0)
 
+    zero = tl.zeros([ROWS], tl.float32)
     none = tl.full([ROWS], -1, tl.int32)
-    scale0 = tl.load(inverse + n0)
     limit = threshold / scale0
     total, value, index = _compare(k0, n0, k0, 0, scale0, limit, inverse, zero, zero, none, ROWS, True)
     if TWO:
         total, value, index = _compare(k0, n0, k1, ROWS, scale0, limit, inverse, total, value, index, ROWS, False)
     _finish(total, value, index, n0, scale0, order, totals, protected, BLOCK)
     if TWO:
-        scale1 = tl.load(inverse + n1)
         limit = threshold / scale1
         total, value, index = _compare(k1, n1, k0, 0, scale1, limit, inverse, zero, zero, none, ROWS, False)
         total, value, index = _compare(k1, n1, k1, ROWS, scale1, limit, inverse, total, value, index, ROWS, True)
@@ -179,20 +190,23 @@ def block_scores(
     blocks, pad = triton.cdiv(candidates, block), padded(block, 16)
     programs = size * num_layers * num_heads * blocks
     order = torch.empty((programs, pad), dtype=torch.int32, device=positions.device)
+    slots = torch.empty((programs, pad), dtype=torch.int32, device=positions.device)
     ordered_inverse = torch.empty((programs, pad), dtype=torch.float32, device=positions.device)
     lengths = batch.lengths
     _sort_blocks[(programs,)](
-        positions, inverse, lengths.kv_lens, lengths.starts, order, ordered_inverse, num_layers, candidates, blocks,
-        H=num_heads, BLOCK=block, PAD=pad, num_warps=1,
+        positions, inverse, batch.rows, lengths.kv_lens, lengths.starts, order, slots, ordered_inverse, batch.rows.stride(0),
+        num_layers, candidates, blocks, H=num_heads, BLOCK=block, PAD=pad, num_warps=1,
     )  # fmt: skip
     attention = torch.empty_like(inverse)
     totals = torch.empty_like(inverse)
     protected = torch.zeros_like(positions)
     exact = k_buffers[0].dtype == torch.float32  # such products are made in registers
     two = pad > tile_rows(arguments["D"], k_buffers[0].dtype)
+    rows = pad // 2 if two else pad
+    del arguments["rows"], arguments["row_stride"]  # it reads slots in order
     _block_scores[(programs,)](
-        **arguments, order=order, inverse=ordered_inverse, attention=attention, totals=totals, protected=protected,
-        threshold=threshold, BLOCKS=blocks, BLOCK=block, ROWS=pad // 2 if two else pad, TWO=two,
+        **arguments, order=order, slots=slots, inverse=ordered_inverse, attention=attention, totals=totals, protected=protected,
+        threshold=threshold, BLOCKS=blocks, BLOCK=block, ROWS=rows, TWO=two,
         maxnreg=None if exact else REGISTERS, **OPTIONS,
     )  # fmt: skip
     return attention, totals, protected

@@ -1,4 +1,5 @@
-"""Reads the tables of earlier compressions: all heads of a token at once, because they are neighbours there."""
+"""Reads rows of SGLang's row table, and the tables of earlier compressions: there all heads of a token at once, because they
+are neighbours."""
 
 from __future__ import annotations
 
@@ -60,3 +61,21 @@ def gather_positions(positions: torch.Tensor, batch: CompressionBatch) -> torch.
 def gather_importance(importance: torch.Tensor, batch: CompressionBatch) -> torch.Tensor:
     """See `zipage_kernels.reference.gather.gather_importance`."""
     return _gathered(importance, batch, torch.float32)
+
+
+@triton.jit(do_not_specialize=["row_table", "table_stride", "T"])
+def _gather_rows(row_table, index, kv_lens, out, table_stride, T, BLOCK: tl.constexpr):
+    r = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(index + r).to(tl.int64)
+    filled = (i < tl.load(kv_lens + r)) & (row >= 0) & (i < T)
+    tl.store(out + r * T + i, tl.load(row_table + row * table_stride + i, mask=filled, other=0).to(tl.int64), mask=i < T)
+
+
+def gather_rows(row_table: torch.Tensor, index: torch.Tensor, kv_lens: torch.Tensor, out: torch.Tensor) -> None:
+    """See `zipage_kernels.reference.gather.gather_rows`."""
+    size, width = out.shape
+    block = 1024
+    _gather_rows[(size, triton.cdiv(width, block))](
+        row_table, index, kv_lens, out, row_table.stride(0), width, BLOCK=block
+    )

@@ -62,7 +62,7 @@ def load_queries(
     g = x // PAD_W
     token = first + x % PAD_W
     valid = (g < GROUP) & (token < WINDOW)
-    row = tl.load(query_rows + r * WINDOW + token, mask=valid, other=0)
+    row = tl.load(query_rows + r * WINDOW + token, mask=valid, other=0).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
     element = layer.to(tl.int64) * layer_stride + row * row_stride + (head * GROUP + g) * D
     q = tl.load(query_cache + element[:, None] + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)

@@ -12,9 +12,11 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "unit"))
 from kernel_cases import Request, make_case  # noqa: E402
+from test_compressor import jobs_of  # noqa: E402
 
 from zipage_kernels import reference  # noqa: E402
 from zipage_kernels.batch import CompressionBatch, Tables  # noqa: E402
+from zipage_sglang.compressor import Compressor  # noqa: E402
 from zipage_sglang.config import ZipageConfig  # noqa: E402
 from zipage_sglang.pipeline import KVBuffers, compress  # noqa: E402
 from zipage_sglang.policies import make_policy  # noqa: E402
@@ -193,6 +195,43 @@ def test_nothing_waits_for_the_device(case):
         twins.copy_slots(ours.k_buffers, ours.v_buffers, t, src, src)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("policy", ["zipage", "random"])
+def test_graphs_do_what_single_launches_do(policy):
+    """Bit by bit, for full and padded batches, over several compressions with other rows in between."""
+    steady = [
+        Request(kv_len=2304 + 301, start=301, keep=2048),
+        Request(kv_len=2304, start=0, evicted=1500, stored=2048, keep=2048, count=6),
+        Request(kv_len=2204, start=11, evicted=700, stored=2048, keep=2048, count=2),
+    ]
+    case = cuda(make_case((*steady, *REQUESTS[2:], *steady), seed=5, **SHAPES["bf16"]))
+    config = ZipageConfig(policy=policy)
+    runs = []
+    for graphs in (True, False):
+        ours = copy.deepcopy(case)
+        jobs, table = jobs_of(ours)
+        t = ours.tables
+        buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE)
+        compressor = Compressor(buffers, make_policy(config), config, table.cuda())
+        compressor.warm_up(graphs)
+        assert bool(compressor._graphs) == graphs
+        compressor.run(jobs[:1])
+        torch.cuda.set_sync_debug_mode("error")
+        compressor.run(jobs[1:3])
+        torch.cuda.set_sync_debug_mode("default")
+        compressor.run(jobs[3:])  # its first row is too long for a graph
+        compressor.run(jobs[4:])
+        compressor.run([])
+        torch.cuda.synchronize()
+        compressor.run([])
+        assert compressor.nan_scores == 0 and compressor.seconds > 0
+        runs.append(ours)
+    # All but slot 0, which padding may write.
+    for actual, expected in zip(memory(runs[0]), memory(runs[1]), strict=True):
+        is_table = actual is runs[0].tables.positions or actual is runs[0].tables.importance
+        actual, expected = (t[:, 1:] if is_table else t[1:] for t in (actual, expected))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_store_query_inside_a_cuda_graph():

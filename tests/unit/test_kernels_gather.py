@@ -41,3 +41,10 @@ def test_importance_of_survivors_only():
                 expected = [case.tables.importance[layer, slot, head].item() for slot in stored]
                 expected += [0.0] * (30 - len(expected))
                 assert importance[r, layer, head].tolist() == expected
+
+
+def test_rows_are_zero_behind_their_ends():
+    table = torch.arange(50, dtype=torch.int32).view(5, 10)
+    out = torch.full((3, 8), 7)
+    ops.gather_rows(table, torch.tensor([4, -1, 0], dtype=torch.int32), torch.tensor([3, 5, 8], dtype=torch.int32), out)
+    assert out.tolist() == [[40, 41, 42, 0, 0, 0, 0, 0], [0] * 8, list(range(8))]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from zipage_sglang import pipeline
+from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Manager
 from zipage_sglang.policies import make_policy
@@ -58,9 +59,8 @@ class IntegerEngine:
     def forward_stream(self):
         return contextlib.nullcontext()
 
-    def rows(self, work):
-        longest = max(i.plan.kv_len for i in work)
-        return torch.arange(1, 1 + longest).repeat(len(work), 1)
+    def row(self, req):
+        return 0
 
     def publish(self, batch, work):
         for item in work:
@@ -87,7 +87,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.engine, self.batch = IntegerEngine(), Batch()
         runtime = Runtime(CONFIG, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
                           stores_importance=False)
-        self.manager = Manager(CONFIG, make_policy(CONFIG), runtime, self.engine)
+        rows = torch.arange(1, POOL, dtype=torch.int32)[None]
+        self.manager = Manager(CONFIG, Compressor(runtime.buffers, make_policy(CONFIG), CONFIG, rows), runtime, self.engine)
 
     @rule(prompt=st.integers(1, 60), cached=st.booleans())
     def arrive(self, prompt, cached):

@@ -10,7 +10,7 @@ from test_policies import naive_features, rows, view_of
 from zipage_kernels import ops
 from zipage_kernels.reference.select_forced import forced
 from zipage_sglang.config import POLICIES, ZipageConfig
-from zipage_sglang.pipeline import KVBuffers, compress, warm_up
+from zipage_sglang.pipeline import KVBuffers, compress
 from zipage_sglang.policies import Policy, make_policy
 
 
@@ -155,18 +155,3 @@ def test_many_compressions_in_a_row(policy):
         for _ in range(block):
             write(kv_len, true_len)
             kv_len, true_len = kv_len + 1, true_len + 1
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_warm_up_touches_the_padding_slot_only(policy):
-    case = make_case([Request(kv_len=17, keep=8)])
-    before = copy.deepcopy(case)
-    config = ZipageConfig(budget=8, block=5, window=3, policy=policy)
-    warm_up(buffers_of(case), make_policy(config), config)
-    for name in ("k_buffers", "v_buffers"):
-        for new, old in zip(getattr(case, name), getattr(before, name)):
-            torch.testing.assert_close(new[1:], old[1:], rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(case.tables.positions[:, 1:], before.tables.positions[:, 1:])
-    torch.testing.assert_close(
-        case.tables.importance[:, 1:], before.tables.importance[:, 1:], rtol=0, atol=0, equal_nan=True
-    )

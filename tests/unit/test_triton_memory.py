@@ -1,7 +1,7 @@
 import pytest
 import torch
 from kernel_cases import Request
-from triton_cases import REQUESTS, assert_same, both, memory, positions_of
+from triton_cases import DEVICE, REQUESTS, assert_same, both, memory, positions_of
 
 from zipage_kernels import reference
 from zipage_kernels import triton as twins
@@ -100,3 +100,14 @@ def test_layers_must_be_alike():
         layer_table([c.k_buffers[0], c.k_buffers[1][:, :1]])
     with pytest.raises(ValueError, match="contiguous"):
         layer_table([buffer.transpose(1, 2) for buffer in c.k_buffers])
+
+
+def test_gather_rows():
+    rng = torch.Generator().manual_seed(3)
+    table = torch.randint(0, 2**31 - 1, (6, 1500), dtype=torch.int32, generator=rng)
+    index, kv_lens = (torch.tensor(v, dtype=torch.int32) for v in ([5, -1, 0, 2], [1100, 9, 1, 1500]))
+    outs = [torch.full((4, 1500), -1) for _ in range(2)]
+    reference.gather_rows(table, index, kv_lens, outs[0])
+    on_device = [t.to(DEVICE) for t in (table, index, kv_lens, outs[1])]
+    twins.gather_rows(*on_device)
+    assert_same(on_device[-1], outs[0])

@@ -1,0 +1,76 @@
+import copy
+import dataclasses
+
+import pytest
+import torch
+from kernel_cases import MIXED, Request, make_case
+from test_pipeline import buffers_of
+
+from zipage_sglang.compressor import MAX_TOGETHER, Compressor, Job
+from zipage_sglang.config import POLICIES, ZipageConfig
+from zipage_sglang.pipeline import compress
+from zipage_sglang.policies import make_policy
+
+REQUESTS = tuple(dataclasses.replace(request, keep=8) for request in MIXED)
+
+
+def config_of(policy):
+    return ZipageConfig(budget=8, block=5, window=3, policy=policy)
+
+
+def jobs_of(case):
+    """The case's requests as jobs, and the row table they refer to: rows in reverse order, garbage behind their ends."""
+    size, width = case.batch.rows.shape
+    table = torch.full((size + 1, width), 10**6, dtype=torch.int32)
+    jobs = []
+    for r, q in enumerate(case.requests):
+        table[size - r, : q.kv_len] = case.batch.rows[r, : q.kv_len].int()
+        query_rows = case.batch.query_rows[r].tolist()
+        jobs.append(Job(size - r, q.kv_len, q.start, q.evicted, q.stored, q.keep, q.count, query_rows))
+    return jobs, table
+
+
+def assert_same_memory(case, expected, first_slot=0):
+    for name in ("k_buffers", "v_buffers"):
+        for new, old in zip(getattr(case, name), getattr(expected, name), strict=True):
+            torch.testing.assert_close(new[first_slot:], old[first_slot:], rtol=0, atol=0, equal_nan=True)
+    for name in ("positions", "importance"):
+        new, old = getattr(case.tables, name), getattr(expected.tables, name)
+        torch.testing.assert_close(new[:, first_slot:], old[:, first_slot:], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_become_the_batch_they_describe(policy):
+    case = make_case(REQUESTS * 3, seed=4)
+    assert len(case.requests) > MAX_TOGETHER
+    expected, config = copy.deepcopy(case), config_of(policy)
+    compress(expected.batch, buffers_of(expected), make_policy(config), config)
+    jobs, table = jobs_of(case)
+    compressor = Compressor(buffers_of(case), make_policy(config), config, table)
+    compressor.run(jobs)
+    assert_same_memory(case, expected)
+    assert compressor.nan_scores == 0 and compressor.seconds > 0
+
+
+def test_nan_scores_are_counted():
+    case = make_case([Request(kv_len=17, keep=8)])
+    case.k_buffers[0][case.slots(0)[2], 1] = torch.nan
+    jobs, table = jobs_of(case)
+    config = config_of("attention")
+    compressor = Compressor(buffers_of(case), make_policy(config), config, table)
+    compressor.run(jobs)
+    assert compressor.nan_scores == 17 - config.reserve
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("padding", [False, True])
+def test_warm_up_and_padding_touch_the_padding_slot_only(policy, padding):
+    case = make_case([Request(kv_len=17, keep=8)])
+    before, config = copy.deepcopy(case), config_of(policy)
+    compressor = Compressor(buffers_of(case), make_policy(config), config, torch.ones(2, 20, dtype=torch.int32))
+    if padding:
+        compressor.run([compressor._padding()] * 2)
+    else:
+        compressor.warm_up(graphs=True)
+    assert_same_memory(case, before, first_slot=1)
+    assert compressor.nan_scores == 0

@@ -1,0 +1,162 @@
+"""Runs compressions on the device: jobs of plain integers in, everything else stays there.
+
+The steady state (rows of K + b candidates at most) is replayed from CUDA graphs, one per batch size, because launching a dozen
+kernels costs more than they do.  Longer rows, as after a re-prefill, are launched kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+import torch
+
+from zipage_kernels import ops
+from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch, Lengths
+from zipage_sglang import pipeline
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.pipeline import KVBuffers
+
+# Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
+MAX_TOGETHER = 8
+GRAPH_SIZES = (8, 4, 2, 1)  # largest first, so that the others find its memory
+
+
+class Job(NamedTuple):
+    """One request's compression.  row: its row of SGLang's row table; query_rows: w rows of the query cache; the others: see
+    `CompressionBatch`."""
+
+    row: int
+    kv_len: int
+    start: int
+    evicted: int
+    stored: int
+    keep: int
+    count: int
+    query_rows: list[int]
+
+
+class Compressor:
+    """Owns the graphs and their static inputs.
+
+    row_table: int32 [N, W], SGLang's req_to_token.  nan_scores: int64, NaN scores seen so far, on the device.
+    """
+
+    def __init__(self, buffers: KVBuffers, policy, config: ZipageConfig, row_table: torch.Tensor):
+        self.buffers, self.policy, self.config, self.row_table = buffers, policy, config, row_table
+        self.device = row_table.device
+        self.nan_scores = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.seconds = 0.0
+        self._timers: deque = deque()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._inputs: dict[int, torch.Tensor] = {}
+        self._alive: list = []  # other memory outside their pool that the graphs refer to
+
+    def warm_up(self, graphs: bool):
+        """Compiles the kernels, so that no request waits for that, and captures the graphs on CUDA unless told otherwise."""
+        if self.row_table.shape[1] < self.config.cap:
+            return  # the context length ends before the first compression
+        if graphs and self.device.type == "cuda":
+            self._capture()
+        else:
+            self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+
+    def _capture(self):
+        from zipage_kernels.triton.layers import layer_table  # Triton need not be installed where there is no GPU
+
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        for size in GRAPH_SIZES:
+            # The padding job is the worst case to the host and none to the device: it writes nothing but slot 0.
+            inputs = self._pack([self._padding()] * size).to(self.device)
+            width, budget = self.row_table.shape[1], self.config.budget
+            rows = torch.zeros(size, width, dtype=torch.int64, device=self.device)
+            worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, [0] * self.config.window)
+
+            def run(inputs=inputs, rows=rows, jobs=[worst] * size):
+                self._run(jobs, inputs, rows)
+
+            with torch.cuda.stream(stream):
+                run()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                run()
+            self._graphs[size], self._inputs[size] = graph, inputs
+            self._alive.append(rows)
+        self._alive += [layer_table(b) for b in (self.buffers.k_buffers, self.buffers.v_buffers)]
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    def run(self, jobs: list[Job]):
+        """Compresses the jobs' rows, as `pipeline.compress` does, on the current stream."""
+        self._drain()
+        timer = self._start()
+        for first in range(0, len(jobs), MAX_TOGETHER):
+            some = jobs[first : first + MAX_TOGETHER]
+            size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
+            if size in self._graphs and all(self._steady(job) for job in some):
+                some = some + [self._padding()] * (size - len(some))
+                self._inputs[size].copy_(self._pack(some), non_blocking=True)
+                self._graphs[size].replay()
+            else:
+                rows = torch.empty(len(some), max(j.kv_len for j in some), dtype=torch.int64, device=self.device)
+                self._run(some, self._pack(some).to(self.device, non_blocking=True), rows)
+        self._stop(timer)
+
+    def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor):
+        """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten."""
+        size, fields = len(jobs), len(Job._fields) - 1
+        index, *counts = inputs[: fields * size].view(fields, size)
+        counts = Lengths(*counts)
+        ops.gather_rows(self.row_table, index, counts.kv_lens, rows)
+        batch = CompressionBatch(
+            rows=rows,
+            kv_lens=[j.kv_len for j in jobs],
+            starts=[j.start for j in jobs],
+            evicted=[j.evicted for j in jobs],
+            stored=[j.stored for j in jobs],
+            keeps=[j.keep for j in jobs],
+            counts=[j.count for j in jobs],
+            query_rows=inputs[fields * size :].view(size, -1),
+            device_counts=counts,
+        )
+        result = pipeline.compress(batch, self.buffers, self.policy, self.config)
+        self.nan_scores += torch.where(index >= 0, result.nan_counts, 0).sum()
+
+    def _pack(self, jobs: list[Job]) -> torch.Tensor:
+        """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows."""
+        numbers = [number for field in list(zip(*jobs))[:-1] for number in field]
+        for job in jobs:
+            numbers += job.query_rows
+        return torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+
+    def _padding(self) -> Job:
+        w = self.config.window
+        return Job(-1, w, 0, 0, 0, w, 0, [0] * w)
+
+    def _steady(self, job: Job) -> bool:
+        cfg = self.config
+        return job.kv_len - job.start <= cfg.cap and job.keep == cfg.budget and job.kv_len + job.evicted < MOST_POSITIONS
+
+    # Time on the device, read when it has passed, so that nobody waits for it.
+
+    def _start(self):
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _stop(self, started):
+        if self.device.type != "cuda":
+            self.seconds += time.perf_counter() - started
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._timers.append((started, event))
+
+    def _drain(self):
+        while self._timers and self._timers[0][1].query():
+            start, end = self._timers.popleft()
+            self.seconds += start.elapsed_time(end) / 1e3
