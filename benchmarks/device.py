@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+# Torch attention, no graphs, float32 (bfloat16 is emulated, three times slower, on CPUs without AMX or AVX512-BF16).
+CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=True, dtype="float32")
+
 
 def engine_options() -> dict:
-    """Keyword arguments for sgl.Engine that fit this machine.
-
-    On the CPU: torch attention, no graphs, float32 (bfloat16 is emulated, three times slower, on CPUs without AMX or
-    AVX512-BF16).
-    """
+    """Keyword arguments for sgl.Engine that fit this machine."""
     import torch  # seconds to import; --help must not wait for it
 
     if torch.cuda.is_available():
         return dict(attention_backend="flashinfer", dtype="bfloat16")
-    return dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=True, dtype="float32")
+    return dict(CPU)
 
 
 def as_flags(options: dict) -> list[str]:

@@ -1,9 +1,13 @@
-"""Model shapes for speed measurements with random weights: a folder with a config.json is all SGLang needs."""
+"""Models for speed measurements: real shapes with random weights (a folder with a config.json is all SGLang needs), and the
+embedded reasoner for machines without a GPU."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+from benchmarks.device import CPU
+from benchmarks.reasoner import MODEL_PATH
 
 _QWEN3 = dict(
     architectures=["Qwen3ForCausalLM"], model_type="qwen3", hidden_act="silu", attention_bias=False, head_dim=128,
@@ -16,6 +20,26 @@ SHAPES = {
     "qwen3-8b": dict(_QWEN3, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
                      tie_word_embeddings=False),
 }
+MODELS = ("reasoner", *SHAPES)
+
+
+def token_ids(model: str) -> range:
+    """Token ids for random prompts."""
+    return range(3, 260) if model == "reasoner" else range(1000, 100000)
+
+
+def engine_arguments(model: str, device: str, attention_backend: str, graph_batch: int, parent: Path) -> dict:
+    """sgl.Engine arguments of a speed run.  device: cuda or cpu.  graph_batch: largest batch with a decode graph.  The model's
+    folder is made in `parent`."""
+    options = dict(skip_tokenizer_init=True, grammar_backend="none", log_level="info")
+    if model == "reasoner":
+        options |= dict(model_path=str(MODEL_PATH))
+    else:
+        options |= dict(model_path=str(model_folder(model, parent)), load_format="dummy")
+    if device == "cpu":
+        return options | CPU
+    return options | dict(dtype="bfloat16", attention_backend=attention_backend, cuda_graph_max_bs_decode=graph_batch,
+                          disable_prefill_cuda_graph=True)
 
 
 def model_folder(name: str, parent: Path) -> Path:
