@@ -9,6 +9,7 @@ from zipage_sglang.runtime import Runtime
 config: ZipageConfig | None = None
 runtime: Runtime | None = None
 compressor: Compressor | None = None
+workspace_bytes = 0
 checker = None
 _manager = None
 

@@ -60,6 +60,8 @@ STAGE2 = (
     Target("mem_cache.memory_pool.ReqToTokenPool.free", "BEFORE", ("self", "req")),
     Target("model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "AFTER",
            ("self", "kvc", "num_layers")),
+    Target("model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes", "AROUND",
+           ("self", "available_bytes", "page_size")),
     Target("model_executor.model_runner.ModelRunner._init_post_memory_pool_components", "AFTER", ("self",)),
 )
 

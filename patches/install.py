@@ -34,6 +34,7 @@ HOOKS = {
     "managers.schedule_policy.PrefillAdder._update_prefill_budget": ("admission", "update_prefill_budget"),
     "mem_cache.memory_pool.ReqToTokenPool.free": ("lifecycle", "row_free"),
     "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": ("memory", "cell_size"),
+    "model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes": ("memory", "pool_sizes"),
     "model_executor.model_runner.ModelRunner._init_post_memory_pool_components": ("memory", "post_memory_pool"),
 }
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from zipage_patches import active, refusals
-from zipage_sglang.compressor import Compressor
+from zipage_sglang.compressor import MAX_TOGETHER, Compressor
 from zipage_sglang.policies import make_policy
-from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots, query_slot_bytes, table_bytes_per_token
+from zipage_sglang.runtime import (
+    ModelShape,
+    Runtime,
+    default_query_slots,
+    query_slot_bytes,
+    table_bytes_per_token,
+    workspace_bytes,
+)
 
 
 def cell_size(result, configurator, kvc, num_layers):
@@ -17,9 +24,15 @@ def cell_size(result, configurator, kvc, num_layers):
     tp_size = kvc.server_args.tp_size
     q_heads = max(1, model.num_attention_heads // tp_size)
     shape = ModelShape(num_layers, q_heads, model.get_num_kv_heads(tp_size), model.head_dim, 1.0)
+    active.workspace_bytes = workspace_bytes(shape, config, MAX_TOGETHER)
     per_slot = query_slot_bytes(shape, config.window, kvc.model_dtype.itemsize)
     per_token = table_bytes_per_token(shape, make_policy(config).stores_importance)
     return result + per_token + -(-per_slot // max(1, config.cap - config.window))
+
+
+def pool_sizes(original, configurator, available_bytes, page_size):
+    """AROUND DefaultPoolConfigurator.calculate_pool_sizes: leave room for the workspace, which does not grow with the pool."""
+    return original(configurator, max(0, available_bytes - active.workspace_bytes), page_size)
 
 
 def post_memory_pool(result, model_runner):

@@ -27,14 +27,23 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     manager = Manager(active.config, active.compressor, active.runtime, engine)
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
-    bound = active.config.cap + scheduler.page_size
-    logger.info(
-        "zipage on: budget %d, block %d, policy %s; a request holds at most its prompt and %d private tokens, so about %d "
-        "requests fit the pool of %d tokens; %.1f MiB of query slots and tables",
-        active.config.budget, active.config.block, active.config.policy, bound,
-        scheduler.max_total_num_tokens // bound, scheduler.max_total_num_tokens, active.runtime.nbytes / 2**20,
-    )
+    _say_what_fits(scheduler)
     return None
+
+
+def _say_what_fits(scheduler):
+    config, pool, context = active.config, scheduler.max_total_num_tokens, scheduler.model_config.context_len
+    bound = config.cap + scheduler.page_size
+    buffers = active.runtime.buffers
+    kv_bytes = sum(t.numel() * t.element_size() for t in (*buffers.k_buffers, *buffers.v_buffers))
+    ours = active.runtime.nbytes + active.workspace_bytes
+    logger.info(
+        "zipage on: budget %d, block %d, policy %s; a request holds at most its prompt and %d private tokens: about %d fit the "
+        "pool of %d tokens at any length, without compression %d that grow to the context length of %d; tables, query slots "
+        "and workspace take %.1f MiB, %.1f %% of the KV pool's memory",
+        config.budget, config.block, config.policy, bound, pool // bound, pool, pool // context, context, ours / 2**20,
+        100 * ours / kv_bytes,
+    )
 
 
 def get_new_batch_prefill(original, scheduler, running_batch):
@@ -82,6 +91,7 @@ def get_internal_state(result, scheduler, recv_req):
             "gpu_seconds": manager.compressor.seconds,
             "query_slots": manager.runtime.slots,
             "buffer_bytes": manager.runtime.nbytes,
+            "workspace_bytes": active.workspace_bytes,
             "running": len(scheduler.running_batch.reqs),
             "waiting": len(scheduler.waiting_queue),
             "config": dataclasses.asdict(manager.config),

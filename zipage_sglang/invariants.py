@@ -6,6 +6,7 @@ Any violation raises AssertionError, which ends the scheduler.
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 import torch
@@ -22,13 +23,15 @@ def from_environment(manager) -> "InvariantChecker | None":
 
 class InvariantChecker:
     """Pool: every slot has exactly one owner (free list, prefix tree, or one request's private rows), and tree-owned slots
-    never change.  Requests: the five copies of kv_len agree, positions are true, rows stay within their bound."""
+    never change.  Requests: the five copies of kv_len agree, positions are true, rows stay within their bound.  Tensor-parallel
+    ranks: equal in all of it (the one check that communicates)."""
 
     def __init__(self, manager):
         self.manager = manager
         self.engine = manager.engine
         self.tree_sums: dict[int, tuple] = {}
         self.steps = 0
+        self.decisions = 0  # hash of all that this rank has decided so far
 
     def scheduler(self, scheduler, running_batch):
         """Before and after the manager's step; all KV holders are in the running batch or are the chunked request."""
@@ -44,6 +47,7 @@ class InvariantChecker:
         in_tree[tree] = True
 
         self._check_lengths(running_batch)
+        self._check_ranks(scheduler, running_batch)
         holders = [r for r in running_batch.reqs if r.kv is not None]
         if scheduler.chunked_req is not None and scheduler.chunked_req.kv is not None:
             holders.append(scheduler.chunked_req)
@@ -84,6 +88,21 @@ class InvariantChecker:
             lag = 1 if self.engine.scheduler.enable_overlap else 0
             assert known <= true_len <= known + lag or req.finished(), ("true length is not the request's", where, known)
             assert int(rows[req.req_pool_idx, kv_len - 1]) == new_slots[i], ("row misses the new slot", where)
+
+    def _check_ranks(self, scheduler, batch):
+        """Every tensor-parallel rank has the same requests with the same lengths and the same slots."""
+        if scheduler.ps.tp_size == 1:
+            return
+        words = [self.decisions, self.manager.free_slots]
+        for req in batch.reqs:
+            state = self.engine.state(req)
+            row = self.engine.row_pool.req_to_token[req.req_pool_idx, : req.kv.kv_allocated_len].tolist() if req.kv else []
+            words.append((req.rid, req.req_pool_idx, row, state and (state.count, state.evicted, state.slot)))
+        digest = hashlib.blake2b(repr(words).encode(), digest_size=7).digest()
+        self.decisions = int.from_bytes(digest, "big")
+        both = torch.tensor([self.decisions, -self.decisions])
+        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
+        assert both[0] == -both[1], f"the tensor-parallel ranks decided differently by step {self.steps}"
 
     def _check_lengths(self, batch):
         cfg = self.manager.config

@@ -14,6 +14,7 @@ from zipage_sglang.manager import Manager
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import ModelShape, Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
+from zipage_sglang.watch import Watch
 
 CONFIG = ZipageConfig(budget=16, block=8, window=4, policy="recent")
 POOL, PAGE = 400, 4
@@ -84,7 +85,7 @@ class ManagerMachine(RuleBasedStateMachine):
         super().__init__()
         shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, scale=1.0)
         buffers = [torch.zeros(POOL, 1, 4)]
-        self.engine, self.batch = IntegerEngine(), Batch()
+        self.engine, self.batch, self.held = IntegerEngine(), Batch(), []
         runtime = Runtime(CONFIG, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
                           stores_importance=False)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
@@ -121,17 +122,29 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule()
     def prefill_again(self):
+        """The same object comes back, as in SGLang, so that what is remembered of it by identity is put to the test."""
         for req in self.engine.retracted:
             self.manager.release(req)
-            again = Request(req.prompt, req.true_len // PAGE * PAGE)
-            again.kv = again.prefill = again.true_len = req.true_len
-            self.batch.reqs.append(again)
+            req.kv = req.prefill = req.true_len
+            req.protected, req.decoded, req.zipage = req.true_len // PAGE * PAGE, 0, None
+            self.batch.reqs.append(req)
         self.engine.retracted = []
+
+    @precondition(lambda self: self.batch.reqs)
+    @rule(data=st.data())
+    def hold_back(self, data):
+        """A request leaves the batch for a while and keeps what it has."""
+        self.held.append(self.batch.reqs.pop(data.draw(st.integers(0, len(self.batch.reqs) - 1))))
+
+    @rule()
+    def let_go(self):
+        self.batch.reqs += self.held
+        self.held = []
 
     @invariant()
     def lengths_add_up_and_slots_have_one_owner(self):
         slots = []
-        for req in self.batch.reqs + self.engine.retracted:
+        for req in self.batch.reqs + self.engine.retracted + self.held:
             if req.zipage is None:
                 continue
             assert req.kv + req.zipage.evicted == req.true_len
@@ -155,3 +168,26 @@ def test_pipeline_runs_once_per_step_however_many_are_due(monkeypatch):
         machine.batch.reqs.append(Request(5, 0))
     machine.decode(CONFIG.cap + 1)
     assert calls == [3]
+
+
+def test_the_last_booking_counts():
+    watch, state = Watch(), RequestState(start=0, prefill_len=0)
+    watch.book("r", state, 2)
+    watch.book("r", state, 3)
+    assert [watch.due() for _ in range(4)] == [[], [], [("r", state)], []]
+
+
+def test_the_manager_looks_at_requests_that_are_due_only():
+    """Whatever the size of the batch: a step without an event costs no look."""
+    machine = ManagerMachine()
+    machine.batch.reqs += [Request(5 + n % 3, 0) for n in range(3)]
+    looks = []
+    kv_len = machine.engine.kv_len
+    machine.engine.kv_len = lambda req: looks.append(req) or kv_len(req)
+    machine.manager.step(machine.batch)
+    assert len(looks) == 3
+    for _ in range(CONFIG.cap - CONFIG.window - 1):
+        for req in machine.batch.reqs:
+            req.kv, req.true_len = req.kv + 1, req.true_len + 1
+        machine.manager.step(machine.batch)
+    assert len(looks) == 3
