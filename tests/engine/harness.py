@@ -24,14 +24,19 @@ CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=Tr
 
 @dataclasses.dataclass
 class Run:
-    """What one engine did: outputs per round, its zipage block, and the probe's records by request id."""
+    """What one engine did: outputs per round, the zipage block of each scheduler (info: the first one's), and the probe's
+    records by request id."""
 
     requests: list
     rounds: list
-    info: dict | None
+    infos: list
     flushed: bool
     kept: dict
     retracted_at: dict
+
+    @property
+    def info(self):
+        return self.infos[0]
 
     def output(self, rid):
         return next(o["ids"] for rs, os_ in zip(self.requests, self.rounds) for r, o in zip(rs, os_) if r["rid"] == rid)
@@ -74,7 +79,7 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, **engine) -> Run:
         kept.setdefault(line["rid"], []).append(line)
     for line in _lines(tmp_path / "events.jsonl"):
         retracted.setdefault(line["rid"], []).append(line["outputs"])
-    return Run(rounds, data["rounds"], data["info"], data["flushed"], kept, retracted)
+    return Run(rounds, data["rounds"], data["infos"], data["flushed"], kept, retracted)
 
 
 def _lines(path):

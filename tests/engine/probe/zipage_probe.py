@@ -10,6 +10,10 @@ import torch
 def register():
     if out := os.environ.get("ZIPAGE_PROBE_DIR"):
         record(out)
+    if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
+        abort_chunks(json.loads(chunks))
+    if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
+        unpinned()
     if name := os.environ.get("ZIPAGE_MUTATION"):
         MUTATIONS[name]()
 
@@ -38,6 +42,33 @@ def record(out):
         return reset(result, req)
 
     Manager._after, lifecycle.reset_for_retract = recording_after, recording_reset
+
+
+def abort_chunks(chunks):
+    """chunks: {rid: n}.  A request to abort `rid` arrives while it is the one being prefilled in chunks, n chunks done or under
+    way."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+
+    process, seen = Scheduler.process_input_requests, {}
+
+    def processing(scheduler, recv_reqs):
+        if (req := scheduler.chunked_req) is not None:
+            seen[req.rid] = seen.get(req.rid, 0) + 1
+            if seen[req.rid] == chunks.get(req.rid):
+                recv_reqs = [*recv_reqs, AbortReq(rid=req.rid)]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def unpinned():
+    """Every LoRA backend of SGLang pins host memory, which torch cannot do without a GPU; plain memory does as well there."""
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+    for name in ("tensor", "zeros", "empty"):
+        def make(*args, _make=getattr(torch, name), pin_memory=False, **kwargs):
+            return _make(*args, **kwargs)
+        setattr(torch, name, make)
 
 
 def skip_compaction():
