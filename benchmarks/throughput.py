@@ -9,10 +9,13 @@ file and the time line as CSV (`python -m benchmarks.plots` draws it).
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import csv
 import itertools
 import json
 import math
+import os
+import queue
 import random
 import re
 import subprocess
@@ -41,8 +44,8 @@ def make_load(args) -> tuple[list[list[int]], list[list[int]]]:
     return prompts, groups
 
 
-def run(mode: Mode, args, prompts, groups, folder: Path) -> dict:
-    """Run one mode; {"log", "engine", "seconds", "samples", "arrivals"}."""
+def run(mode: Mode, args, prompts, groups, folder: Path, gpus: queue.Queue) -> dict:
+    """Run one mode, on the first GPU that is free if `gpus` names any; {"log", "engine", "seconds", "samples", "arrivals"}."""
     engine = engine_arguments(args.model, args.device, args.attention_backend, 512, folder) | mode.engine | dict(
         max_total_tokens=args.pool, max_running_requests=args.max_running, random_seed=args.seed,
         decode_log_interval=args.log_interval)
@@ -53,10 +56,13 @@ def run(mode: Mode, args, prompts, groups, folder: Path) -> dict:
     spec, result, log = folder / f"{name}.spec.json", folder / f"{name}.json", folder / f"{name}.log"
     spec.write_text(json.dumps(dict(engine=engine, prompts=prompts, requests=requests, probes=probes, seconds=args.seconds)))
     result.unlink(missing_ok=True)  # --keep may hold an older one
+    gpu = gpus.get()
     print(f"{time.strftime('%H:%M:%S')} {mode.text}: {len(requests)} requests for {args.seconds} s", flush=True)
     with log.open("wb") as out:
         done = subprocess.run([sys.executable, "-m", "benchmarks.load", str(spec), str(result)], stdout=out,
-                              stderr=subprocess.STDOUT, timeout=args.seconds + 300, start_new_session=True, check=False)
+                              stderr=subprocess.STDOUT, timeout=args.seconds + 300, start_new_session=True, check=False,
+                              env=os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}))
+    gpus.put(gpu)
     text = log.read_text(errors="replace")
     if done.returncode or not result.exists():
         raise SystemExit(f"{mode.text} failed:\n{text[-3000:]}")
@@ -93,7 +99,8 @@ def token_gaps(result: dict) -> dict:
 
 
 def plugin_cost(result: dict) -> dict:
-    """CPU time of the plugin a decode step, us, and GPU time of compressions as a share of time; None if not reported."""
+    """CPU time of the plugin a decode step without its compressions, and a compression, us; GPU time of compressions as a share
+    of time; None if not reported."""
     samples = [s for s in result["samples"] if s["time"] >= result["seconds"] / 2] or result["samples"][-1:]
     first, last = samples[0], samples[-1]
 
@@ -102,7 +109,9 @@ def plugin_cost(result: dict) -> dict:
         return None if before is None or after is None else after - before
 
     steps, host, gpu, seconds = grown("steps"), grown("host_seconds"), grown("gpu_seconds"), last["time"] - first["time"]
-    return dict(host_us_per_step=1e6 * host / steps if steps and host is not None else None,
+    compress, number = grown("compress_seconds"), grown("compressions")
+    return dict(host_us_per_step=1e6 * (host - compress) / steps if steps and compress is not None else None,
+                host_us_per_compression=1e6 * compress / number if number and compress is not None else None,
                 compression_share=gpu / seconds if seconds and gpu is not None else None)
 
 
@@ -126,7 +135,8 @@ def render(rows: dict[str, dict]) -> str:
         {"held": ("held", 0), "expected": ("held_expected", 0), "ceiling": ("ceiling", 2), "reached": ("rate_over_full", 2),
          "share": ("share_of_ceiling", 2), "measured ceiling": ("ceiling_measured", 2),
          "running/promised": ("running_over_promised", 2)},
-        {"compressions": ("compressions", 0), "host us/step": ("host_us_per_step", 0), "GPU share": ("compression_share", 4),
+        {"compressions": ("compressions", 0), "host us/step": ("host_us_per_step", 0),
+         "host us/compression": ("host_us_per_compression", 0), "GPU share": ("compression_share", 4),
          "buffers MiB": ("buffer_mib", 0)},
     ]
     cell = lambda value, digits: "-" if value is None else f"{value:.{digits}f}"
@@ -140,7 +150,7 @@ All but `whole run`, retracted, finished, compressions and buffers: second half 
 prefill batch beside them. gap: ms between two tokens of a streamed request. held: KV tokens a running request holds, measured,
 and expected of this load. ceiling: requests running over full KV's at equal resident tokens, from what is expected to be held,
 and measured; reached: output tok/s over full KV's; share: reached / ceiling. promised: pool / (share of the prompt + K + b).
-host, GPU: the plugin's own time on the CPU, and of compressions on the GPU as a share of time."""
+host: the plugin's own time on the CPU, a step without its compressions and a compression.  GPU share: of time, for compressions."""
 
 
 def main():
@@ -151,8 +161,11 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for mode in args.modes:
-            result = run(mode, args, prompts, groups, folder)
+        gpus: queue.Queue = queue.Queue()
+        for gpu in args.gpus:
+            gpus.put(gpu)
+        running = concurrent.futures.ThreadPoolExecutor(len(args.gpus))
+        for mode, result in zip(args.modes, running.map(lambda m: run(m, args, prompts, groups, folder, gpus), args.modes)):
             steps = timeline.read_steps(result["log"], args.log_interval)
             rows[mode.text] = summarize(mode, result, steps, args, groups)
             lines += [dict(mode=mode.text, **step) for step in timeline.thin(steps)]
@@ -199,6 +212,8 @@ def _arguments(argv=None):
     add("--log-interval", type=int, default=1, help="decode steps a log line; percentiles are of steps at 1 (the default)")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--attention-backend", default="flashinfer", help="on cuda (default %(default)s)")
+    add("--gpus", type=lambda text: text.split(","), default=[""],
+        help="such as 0,1: the modes run at the same time, each on a GPU of its own (default: one after the other)")
     add("--seed", type=int, default=0)
     add("--keep", type=Path, help="folder to keep the engines' logs in")
     add("--out", type=Path, help="JSON file; the time line goes beside it as CSV")

@@ -44,7 +44,7 @@ CPU = (
 
 STAGE2 = (
     Target("model_executor.forward_batch_info.ForwardBatch.init_new", "AFTER", ("cls", "batch", "model_runner")),
-    Target("layers.attention.base_attn_backend.AttentionBackend.forward", "BEFORE",
+    Target("layers.attention.base_attn_backend.AttentionBackend.forward", "AROUND",
            ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache")),
     Target("managers.scheduler.Scheduler.get_new_batch_prefill", "AROUND", ("self", "running_batch")),
     Target("managers.scheduler.Scheduler.init_req_max_new_tokens", "AROUND", ("self", "req")),

@@ -11,28 +11,39 @@ def init_new(forward_batch, cls, batch, model_runner, **kwargs):
     """AFTER ForwardBatch.init_new, on the forward stream.
 
     SGLang derives decode positions from seq_lens, which is kv_len here.  orig_seq_lens keeps counting true tokens through
-    every filter, merge and decode step, so position = orig_seq_lens - 1 needs no bookkeeping of ours.
+    every filter, merge and decode step, so position = orig_seq_lens - 1 needs no bookkeeping of ours.  Without a compressed
+    row the two agree.
     """
-    if not batch.forward_mode.is_decode():
-        return None
-    forward_batch.positions = (batch.orig_seq_lens - 1).to(torch.int64)
     manager = active.manager()
-    if manager is not None:
-        manager.route_queries(batch.reqs)
-        if active.checker is not None:
-            active.checker.forward(forward_batch, batch)
+    if manager is None or not batch.forward_mode.is_decode():
+        return None
+    if manager.compressed:
+        forward_batch.positions = (batch.orig_seq_lens - 1).to(torch.int64)
+    manager.route_queries(batch.reqs)
+    if active.checker is not None:
+        active.checker.forward(forward_batch, batch)
     return None
 
 
-def attention_forward(backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-    """BEFORE AttentionBackend.forward: keep the queries of the decode steps before a compression.
+def attention_forward(original, backend, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
+    """AROUND AttentionBackend.forward: keep the queries of the decode steps before a compression.
 
     Every backend and every route (eager, captured decode graph) passes here with post-RoPE queries.  While a graph is
-    captured the store is always recorded, so that a replay only needs new destination rows.
+    captured the store is always recorded, so that a replay only needs new destination rows; it runs beside the attention,
+    because in most steps it has nothing to do and would only delay it.
     """
     runtime = active.runtime
     if runtime is None or not forward_batch.forward_mode.is_decode():
-        return None
-    if runtime.active or runtime.capturing():
-        runtime.store_query(layer.layer_id - runtime.buffers.first_layer, q)
-    return None
+        return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+    index = layer.layer_id - runtime.buffers.first_layer
+    if not runtime.capturing():
+        if runtime.active:
+            runtime.store_query(index, q)
+        return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+    main, side = torch.cuda.current_stream(), runtime.side_stream
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        runtime.store_query(index, q)
+    out = original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+    main.wait_stream(side)  # q's memory is free for others from here on
+    return out

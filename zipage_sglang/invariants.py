@@ -114,6 +114,8 @@ class InvariantChecker:
             state = self.engine.state(req)
             if state is not None and state.compressed:
                 assert copies[0] <= state.start + cfg.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {cfg.cap}"
+        compressed = sum(1 for _, r in holders if (s := self.engine.state(r)) is not None and s.compressed)
+        assert compressed <= self.manager.compressed, "a compressed row is not counted: its positions would be taken for exact"
         slots = [s.slot for _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
         assert len(set(slots)) == len(slots), "a query slot has two owners"
         assert not set(slots) & set(self.manager.free_slots), "a query slot is both used and free"

@@ -53,11 +53,12 @@ class Engine(Protocol):
 class Stats:
     """Totals since the start, for /server_info and the benchmarks.
 
-    host_seconds: the scheduler's time in this package, compressions included; one step per decode step.
+    host_seconds: the scheduler's time in this package, compress_seconds of it for compressions; one step per decode step.
     """
 
     steps: int = 0
     host_seconds: float = 0.0
+    compress_seconds: float = 0.0
     compressions: int = 0
     evicted_tokens: int = 0
     freed_slots: int = 0
@@ -82,13 +83,17 @@ class Manager:
         self.free_slots = list(range(runtime.slots - 1, -1, -1))
         self.watch = Watch()
         self.running, self.decoding = Composition(), Composition()
+        self.compressed = 0  # requests with a compressed row
         self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
         started = time.perf_counter()
         due, near = self._look(batch)
-        stuck = self._compress(batch, due) if due else []
+        stuck = []
+        if due:
+            stuck = self._compress(batch, due)
+            self.stats.compress_seconds += time.perf_counter() - started
         for index, req, state in near:
             if not self._give_slot(req, state):
                 stuck.append(index)
@@ -102,10 +107,16 @@ class Manager:
 
     def release(self, req):
         """Forget a request whose row is being freed (finished, aborted, retracted)."""
+        self.running.forget()  # it may come back as the same object
         state = self.engine.state(req)
-        if state is not None and state.slot != NO_SLOT:
+        if state is None:
+            return
+        if state.slot != NO_SLOT:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
+        if state.counted:
+            self.compressed -= 1
+            state.counted = False
 
     def route_queries(self, reqs: list):
         """Tell the runtime where the queries of the decode step that has just been planned belong.  On the forward stream."""
@@ -203,6 +214,9 @@ class Manager:
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
         state.evicted += plan.evicted
+        if not state.counted:
+            self.compressed += 1
+            state.counted = True
         trigger = state.trigger(cfg.cap, cfg.window)
         if plan.kept < trigger - cfg.window:
             self.free_slots.append(state.slot)

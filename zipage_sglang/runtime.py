@@ -86,7 +86,12 @@ class Runtime:
         )
         # Destination row in the query cache per batch row; 0 = nowhere.  Static, because decode graphs read it.
         self.query_rows = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        # Reused in turn: SGLang has at most one step in flight when it plans the next, so the copy of four steps ago is over.
+        pinned = device.type == "cuda"
+        self._staging = [torch.zeros(max_batch, dtype=torch.int64, pin_memory=pinned) for _ in range(4)]
+        self._turn = 0
         self.active = False
+        self.side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # see patches/forward.py
 
     @property
     def nbytes(self) -> int:
@@ -107,11 +112,12 @@ class Runtime:
         if not rows:
             self.query_rows.zero_()
             return
-        host = torch.zeros(len(self.query_rows), dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        numbers = host.numpy()  # writes to a tensor one by one take ten times as long
+        self._turn = (self._turn + 1) % len(self._staging)
+        numbers = self._staging[self._turn].numpy()  # writes to a tensor one by one take ten times as long
+        numbers.fill(0)
         for index, row in rows.items():
             numbers[index] = row
-        self.query_rows.copy_(host, non_blocking=True)
+        self.query_rows.copy_(self._staging[self._turn], non_blocking=True)
 
     def store_query(self, local_layer: int, q: torch.Tensor):
         """q: post-RoPE queries of a decode batch, [B, Hq * D] or [B, Hq, D]; B may include graph padding rows."""

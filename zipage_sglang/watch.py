@@ -9,19 +9,20 @@ class Composition:
     """Where each request is in a batch; found anew only when the batch holds other requests than before."""
 
     def __init__(self):
-        self._reqs: list | None = None
-        self._size = 0
-        self._last = None
+        self._reqs: list = []
         self._index: dict[int, int] = {}
 
     def changed(self, reqs: list) -> bool:
-        """Whether the batch is another than at the last call: SGLang replaces its list of requests, or makes it longer."""
-        last = reqs[-1] if reqs else None
-        if reqs is self._reqs and len(reqs) == self._size and last is self._last:
+        """Whether the batch holds other requests, or in another order, than at the last call."""
+        if reqs == self._reqs:  # a comparison of addresses: a microsecond or two for hundreds
             return False
-        self._reqs, self._size, self._last = reqs, len(reqs), last
+        self._reqs = list(reqs)
         self._index = {id(req): i for i, req in enumerate(reqs)}
         return True
+
+    def forget(self):
+        """The next batch counts as changed, whatever it holds."""
+        self._reqs = []
 
     def index(self, req) -> int | None:
         """The request's batch row, None if it is not in the batch that `changed` last saw."""

@@ -153,6 +153,8 @@ class ManagerMachine(RuleBasedStateMachine):
             if req.zipage.slot != NO_SLOT:
                 slots.append(req.zipage.slot)
         assert sorted(slots + self.manager.free_slots) == list(range(3))
+        rows = [r.zipage for r in self.batch.reqs + self.held + self.engine.retracted if r.zipage is not None]
+        assert self.manager.compressed == sum(state.compressed for state in rows)
 
 
 ManagerMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
@@ -191,3 +193,13 @@ def test_the_manager_looks_at_requests_that_are_due_only():
             req.kv, req.true_len = req.kv + 1, req.true_len + 1
         machine.manager.step(machine.batch)
     assert len(looks) == 3
+
+
+def test_a_request_that_comes_back_at_once_is_seen_again():
+    machine = ManagerMachine()
+    machine.batch.reqs.append(Request(5, 0))
+    machine.decode(1)
+    machine.engine.retract(machine.batch, [0])
+    machine.prefill_again()
+    machine.decode(CONFIG.cap + CONFIG.window)
+    assert machine.batch.reqs[0].zipage.compressed
