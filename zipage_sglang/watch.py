@@ -9,7 +9,7 @@ class Composition:
     """Where each request is in a batch; found anew only when the batch holds other requests than before."""
 
     def __init__(self):
-        self._reqs: list = []
+        self._reqs: list | None = None
         self._index: dict[int, int] = {}
 
     def changed(self, reqs: list) -> bool:
@@ -22,7 +22,7 @@ class Composition:
 
     def forget(self):
         """The next batch counts as changed, whatever it holds."""
-        self._reqs = []
+        self._reqs = None
 
     def index(self, req) -> int | None:
         """The request's batch row, None if it is not in the batch that `changed` last saw."""

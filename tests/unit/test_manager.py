@@ -23,7 +23,7 @@ POOL, PAGE = 400, 4
 class Request:
     def __init__(self, prompt, protected):
         self.prompt, self.protected, self.zipage = prompt, protected, None
-        self.kv, self.decoded, self.true_len, self.prefill = prompt, 0, prompt, prompt
+        self.kv, self.decoded, self.true_len, self.prefill, self.over = prompt, 0, prompt, prompt, False
 
 
 class IntegerEngine:
@@ -43,7 +43,7 @@ class IntegerEngine:
         return req.zipage
 
     def holds_kv(self, req):
-        return True
+        return not req.over
 
     def kv_len(self, req):
         return req.kv
@@ -113,6 +113,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data):
         req = self.batch.reqs.pop(data.draw(st.integers(0, len(self.batch.reqs) - 1)))
+        req.over = True
         self.manager.release(req)
 
     @precondition(lambda self: self.batch.reqs)
@@ -157,7 +158,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.compressed == sum(state.compressed for state in rows)
 
 
-ManagerMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+ManagerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManager = ManagerMachine.TestCase
 
 
