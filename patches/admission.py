@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from zipage_patches import active
 from zipage_sglang import plan
+from zipage_sglang.pressure import Shortage
 
 
 def _remaining(req) -> int:
@@ -17,7 +18,7 @@ def _remaining(req) -> int:
 
 def _waiting_growth(engine, req, page: int) -> int:
     """Slots beyond its prefill that a request about to be prefilled will need."""
-    cfg, prefill = engine.config, len(req.full_untruncated_fill_ids)
+    cfg, prefill = engine.config, len(req.origin_input_ids) + len(req.output_ids)
     start = engine.start(req)
     to_trigger = max(0, plan.trigger_len(start, cfg.cap, cfg.window, prefill) - prefill)
     grow = min(_remaining(req), to_trigger)
@@ -29,14 +30,38 @@ def _waiting_growth(engine, req, page: int) -> int:
 
 def running_offset(original, adder, req):
     """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens."""
-    engine = active.manager().engine
+    return _running_growth(active.manager().engine, req, adder.page_size)
+
+
+def _running_growth(engine, req, page: int) -> int:
+    """Slots that a running request may still take before it gives some back, one page of slack included.
+
+    A row beyond its trigger takes none: it gives back when it must.
+    """
     cfg, kv_len = engine.config, engine.kv_len(req)
     state = engine.state(req) or engine.new_state(req)
     to_trigger = max(0, state.trigger(cfg.cap, cfg.window) - kv_len)
     grow = min(_remaining(req), to_trigger)
     if grow == to_trigger:
-        grow += plan.copy_out_slots(state.start, cfg.budget, engine.protected_len(req), adder.page_size)
-    return grow + adder.page_size
+        grow += plan.copy_out_slots(state.start, cfg.budget, engine.protected_len(req), page)
+    return grow + page
+
+
+def shortage(engine, batch) -> Shortage:
+    """KV slots missing for the next decode step, and for the first waiting request (see `zipage_sglang.pressure`)."""
+    scheduler, page = engine.scheduler, engine.page_size
+    free = engine.allocator.available_size() + (engine.tree.evictable_size() if engine.has_tree else 0)
+    # A copy-out takes slots before it frees any, so the largest must always be possible.
+    sizes = (plan.copy_out_slots(s.start, engine.config.budget, engine.protected_len(r), page) for r, s in active.manager().over)
+    copies = max(sizes, default=0)
+    # Two steps: under overlap scheduling another step's slots are taken before this one's rows come back.
+    now = 2 * page * len(batch.reqs) + copies - free
+    full = len(batch.reqs) >= scheduler.max_running_requests
+    if full or not scheduler.waiting_queue:
+        return Shortage(now, None)
+    head = scheduler.waiting_queue[0]
+    need = plan.ceil_page(len(head.origin_input_ids) + len(head.output_ids), page) + _waiting_growth(engine, head, page) + page
+    return Shortage(now, need + sum(_running_growth(engine, r, page) for r in batch.reqs if engine.holds_kv(r)) - free)
 
 
 def add_one_req(original, adder, req, *args, **kwargs):

@@ -14,9 +14,11 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from zipage_patches import admission
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
+from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.state import RequestState
 
 
@@ -32,6 +34,7 @@ class SGLangEngine:
         self.page_size = scheduler.page_size
         self.pool_size = scheduler.max_total_num_tokens
         self.device = torch.device(scheduler.device)
+        self.retracted: list = []
         self.has_tree = not self.tree.is_chunk_cache() and not getattr(self.tree, "disable", False)
 
     # --- one request -------------------------------------------------------------------------------------------------
@@ -95,7 +98,8 @@ class SGLangEngine:
         old = []
         for item in moved:
             row = table[item.req.req_pool_idx]
-            old.append(row[item.plan.cut : item.plan.copied].to(torch.int64))
+            item.old_slots = row[item.plan.cut : item.plan.copied].to(torch.int64)
+            old.append(item.old_slots)
             row[item.plan.cut : item.plan.copied] = item.new_slots.to(torch.int32)
         # Rows are rewritten on the schedule stream (the decode step in flight has read them already); the copy itself must
         # follow that step, which still reads the old slots.
@@ -107,10 +111,36 @@ class SGLangEngine:
             src.record_stream(stream)
             dst.record_stream(stream)
 
+    def undo_copy_out(self, work: list[Compression]):
+        """The rows get back the slots that the tree owns; the private ones are freed."""
+        for item in work:
+            if item.old_slots is not None:
+                row = self.row_pool.req_to_token[item.req.req_pool_idx]
+                row[item.plan.cut : item.plan.copied] = item.old_slots.to(torch.int32)
+                self.allocator.free(item.new_slots)
+
+    @staticmethod
+    def failed(req):
+        """Counts on the request itself, because its state ends with the retraction that follows."""
+        req.zipage_failures = getattr(req, "zipage_failures", 0) + 1
+
     @staticmethod
     def row(req) -> int:
         """The request's row of SGLang's row table."""
         return req.req_pool_idx
+
+    # --- memory pressure ---------------------------------------------------------------------------------------------
+
+    def shortage(self, batch) -> Shortage:
+        """What the next decode step and the first waiting request lack, were nothing compressed."""
+        return admission.shortage(self, batch)
+
+    def gain(self, req) -> Gain:
+        """What compressing a row beyond its trigger yields."""
+        cfg, state = self.config, self.state(req)
+        row = plan.plan_row(state.start, cfg.budget, self.kv_len(req), self.protected_len(req), self.page_size)
+        freed = row.kv_len - row.free_from - row.new_slots
+        return Gain(freed, freed - cfg.block)
 
     @contextlib.contextmanager
     def forward_stream(self):
@@ -163,12 +193,18 @@ class SGLangEngine:
         req.prefix_indices = req.prefix_indices[:cut]
 
     def retract(self, batch, indices: list[int]):
-        """Send requests back to the waiting queue; they are re-prefilled and lose no token."""
+        """Take requests out of the batch; `requeue` sends them back to the waiting queue, to be prefilled again."""
         gone = set(indices)
         reqs = [batch.reqs[i] for i in indices]
         for n, index in enumerate(indices):
             batch.release_req(index, len(batch.reqs) - n - 1, self.scheduler.server_args)
         batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in gone])
         batch.batch_is_full = False
-        for req in reqs:
+        self.retracted += reqs
+
+    def requeue(self):
+        """After this pass's admission: under overlap scheduling the last step's result is still to come, and would be added to a
+        request that was admitted again before it.  As long as the request counts as retracted, SGLang drops that token."""
+        for req in self.retracted:
             self.scheduler._add_request_to_queue(req, is_retracted=True)
+        self.retracted = []

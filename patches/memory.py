@@ -24,7 +24,10 @@ def cell_size(result, configurator, kvc, num_layers):
     tp_size = kvc.server_args.tp_size
     q_heads = max(1, model.num_attention_heads // tp_size)
     shape = ModelShape(num_layers, q_heads, model.get_num_kv_heads(tp_size), model.head_dim, 1.0)
-    active.workspace_bytes = workspace_bytes(shape, config, MAX_TOGETHER)
+    longest = MAX_TOGETHER * config.cap
+    if config.when == "pressure":  # one row of any length
+        longest = max(longest, model.context_len)
+    active.workspace_bytes = workspace_bytes(shape, longest)
     per_slot = query_slot_bytes(shape, config.window, kvc.model_dtype.itemsize)
     per_token = table_bytes_per_token(shape, make_policy(config).stores_importance)
     return result + per_token + -(-per_slot // max(1, config.cap - config.window))

@@ -13,6 +13,7 @@ from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
 
 logger = logging.getLogger("zipage")
+MOST_FAILURES = 3  # of one request's compressions, after which it is not tried again
 
 
 def scheduler_init(original, scheduler, server_args, *args, **kwargs):
@@ -57,17 +58,20 @@ def get_new_batch_prefill(original, scheduler, running_batch):
         checker.scheduler(scheduler, running_batch)
     if manager.stats.retractions:
         _abort_unschedulable(scheduler, manager)
-    return original(scheduler, running_batch)
+    try:
+        return original(scheduler, running_batch)
+    finally:
+        manager.engine.requeue()
 
 
 def _abort_unschedulable(scheduler, manager):
-    """A retracted request that the pool cannot hold any more would block the queue for ever: end it with a reason."""
-    doomed = [r for r in scheduler.waiting_queue if r.is_retracted and not manager.engine.refits(r)]
-    for req in doomed:
-        message = (
-            f"retracted at {len(req.origin_input_ids) + len(req.output_ids)} tokens, which the KV pool of "
-            f"{manager.engine.pool_size} tokens cannot hold again; raise --mem-fraction-static or --max-total-tokens"
-        )
+    """A retracted request that the pool cannot hold any more would block the queue for ever, and one whose compression fails
+    again and again would never end: end it with a reason."""
+    reasons = [(r, _reason(r, manager.engine)) for r in scheduler.waiting_queue if r.is_retracted]
+    doomed = [r for r, message in reasons if message]
+    for req, message in reasons:
+        if not message:
+            continue
         scheduler.ipc_channels.send_to_tokenizer.send_output(
             AbortReq(
                 finished_reason={"type": "abort", "status_code": HTTPStatus.INSUFFICIENT_STORAGE, "message": message},
@@ -79,6 +83,17 @@ def _abort_unschedulable(scheduler, manager):
     if doomed:
         gone = {id(r) for r in doomed}
         scheduler.waiting_queue = [r for r in scheduler.waiting_queue if id(r) not in gone]
+
+
+def _reason(req, engine) -> str | None:
+    """Why a retracted request can never end well."""
+    tokens = len(req.origin_input_ids) + len(req.output_ids)
+    if not engine.refits(req):
+        return (f"retracted at {tokens} tokens, which the KV pool of {engine.pool_size} tokens cannot hold again; raise "
+                "--mem-fraction-static or --max-total-tokens")
+    if (failures := getattr(req, "zipage_failures", 0)) >= MOST_FAILURES:
+        return f"its compression failed {failures} times, last at {tokens} tokens; the server's log says why"
+    return None
 
 
 def get_internal_state(result, scheduler, recv_req):

@@ -10,7 +10,7 @@ import torch
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from zipage_patches import install, refusals
-from zipage_sglang.config import POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, ZipageConfig
+from zipage_sglang.config import POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, WHEN, ZipageConfig
 
 _DEFAULT = {f.name: f.default for f in dataclasses.fields(ZipageConfig)}
 
@@ -66,6 +66,10 @@ class ZipageServerArgs(ServerArgs):
     zipage_prefix: A[Optional[str], _memory(
         f"'keep': the prompt is never evicted and does not count in the budget; 'compress': it is evicted like any other "
         f"token; 'auto': 'compress' for prompts longer than the budget. Default {_DEFAULT['prefix']}.", PREFIX_MODES), NS("memory")] = None
+
+    zipage_when: A[Optional[str], _memory(
+        f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room for all, "
+        f"and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
 
     def __post_init__(self):
         if self.enable_zipage:

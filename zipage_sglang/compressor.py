@@ -57,6 +57,9 @@ class Compressor:
         """Compiles the kernels, so that no request waits for that, and captures the graphs on CUDA unless told otherwise."""
         if self.row_table.shape[1] < self.config.cap:
             return  # the context length ends before the first compression
+        if self.config.when == "pressure":  # longer rows than any graph holds, and than selection keeps on chip
+            longest = min(self.row_table.shape[1], self.config.cap + 4096)
+            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
         if graphs and self.device.type == "cuda":
             self._capture()
         else:
@@ -92,8 +95,7 @@ class Compressor:
         """Compresses the jobs' rows, as `pipeline.compress` does, on the current stream."""
         self._drain()
         timer = self._start()
-        for first in range(0, len(jobs), MAX_TOGETHER):
-            some = jobs[first : first + MAX_TOGETHER]
+        for some in self._groups(jobs):
             size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
             if size in self._graphs and all(self._steady(job) for job in some):
                 some = some + [self._padding()] * (size - len(some))
@@ -103,6 +105,18 @@ class Compressor:
                 rows = torch.empty(len(some), max(j.kv_len for j in some), dtype=torch.int64, device=self.device)
                 self._run(some, self._pack(some).to(self.device, non_blocking=True), rows)
         self._stop(timer)
+
+    def _groups(self, jobs: list[Job]) -> list[list[Job]]:
+        """At most MAX_TOGETHER jobs at a time, fewer where their rows are longer than K + b, but one at least."""
+        groups: list[list[Job]] = []
+        room, longest = MAX_TOGETHER * self.config.cap, 0
+        for job in jobs:
+            longest = max(longest, job.kv_len - job.start)
+            if not groups or len(groups[-1]) == MAX_TOGETHER or (len(groups[-1]) + 1) * longest > room:
+                groups.append([])
+                longest = job.kv_len - job.start
+            groups[-1].append(job)
+        return groups
 
     def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor):
         """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten."""

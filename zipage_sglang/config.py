@@ -9,6 +9,7 @@ POLICIES = ("zipage", "attention", "recent", "random")
 REDUNDANCIES = ("lightning", "flash", "none")
 POOLINGS = ("once", "never", "always")
 PREFIX_MODES = ("keep", "compress", "auto")
+WHEN = ("always", "pressure")
 
 # The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve.
 PRESETS = {
@@ -26,6 +27,7 @@ class ZipageConfig:
     Tokens: budget K, block b, window w, sinks.  A request is compressed when it holds K + b candidate tokens and keeps K.
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
     the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
+    when: `always` at K + b, or from there on only under memory `pressure`.
     Raises ValueError (naming the flag) for values that cannot work.
     """
 
@@ -42,6 +44,7 @@ class ZipageConfig:
     recency: float = 0.5
     seed: int = 0
     prefix: str = "keep"
+    when: str = "always"
 
     @property
     def cap(self) -> int:
@@ -82,6 +85,7 @@ class ZipageConfig:
              f"must be one of {', '.join(REDUNDANCIES)}, got {self.redundancy!r}")
         need(self.pooling in POOLINGS, "pooling", f"must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         need(self.prefix in PREFIX_MODES, "prefix", f"must be one of {', '.join(PREFIX_MODES)}, got {self.prefix!r}")
+        need(self.when in WHEN, "when", f"must be one of {', '.join(WHEN)}, got {self.when!r}")
         need(0.0 <= self.alpha <= 1.0, "alpha", f"must be between 0 and 1, got {self.alpha}")
         need(0.0 <= self.lam <= 1.0, "lambda", f"must be between 0 and 1, got {self.lam}")
         need(self.tau > 0.0 and math.isfinite(self.tau), "tau", f"must be positive, got {self.tau}")

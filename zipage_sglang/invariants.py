@@ -112,8 +112,10 @@ class InvariantChecker:
             copies = (on_device[i], int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
-            if state is not None and state.compressed:
+            if state is not None and state.compressed and cfg.when == "always":
                 assert copies[0] <= state.start + cfg.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {cfg.cap}"
+        bare = [r.rid for _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]
+        assert not bare, f"rows beyond their trigger whose queries are not kept: {bare}"
         compressed = sum(1 for _, r in holders if (s := self.engine.state(r)) is not None and s.compressed)
         assert compressed <= self.manager.compressed, "a compressed row is not counted: its positions would be taken for exact"
         slots = [s.slot for _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]

@@ -7,11 +7,13 @@ clock or object identity, so that tensor-parallel ranks stay in step.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from typing import Any, Protocol
 
 import torch
 
+from zipage_sglang import pressure
 from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.plan import RowPlan, plan_row
@@ -20,15 +22,20 @@ from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.watch import Composition, Watch
 
 
+logger = logging.getLogger("zipage")
+
+
 @dataclasses.dataclass
 class Compression:
-    """One request of this step's compressions; `new_slots` are the private slots copied out to, int64, or None."""
+    """One request of this step's compressions; `new_slots` are the private slots copied out to, int64, or None, and
+    `old_slots` those they replace once they do."""
 
     index: int
     req: Any
     state: RequestState
     plan: RowPlan
     new_slots: torch.Tensor | None
+    old_slots: torch.Tensor | None = None
 
 
 class Engine(Protocol):
@@ -43,8 +50,12 @@ class Engine(Protocol):
     def protected_len(self, req) -> int: ...
     def allocate(self, slots: int) -> torch.Tensor | None: ...
     def copy_out(self, work: list[Compression], runtime: Runtime): ...
+    def undo_copy_out(self, work: list[Compression]): ...
+    def failed(self, req): ...
     def forward_stream(self): ...
     def row(self, req) -> int: ...
+    def shortage(self, batch) -> pressure.Shortage: ...
+    def gain(self, req) -> pressure.Gain: ...
     def publish(self, batch, work: list[Compression]): ...
     def retract(self, batch, indices: list[int]): ...
 
@@ -63,6 +74,7 @@ class Stats:
     evicted_tokens: int = 0
     freed_slots: int = 0
     copied_out_slots: int = 0
+    failures: int = 0
     retractions: int = 0
     retracted_compressed: int = 0
     peak_running: int = 0
@@ -84,12 +96,15 @@ class Manager:
         self.watch = Watch()
         self.running, self.decoding = Composition(), Composition()
         self.compressed = 0  # requests with a compressed row
+        self.over: list[tuple[Any, RequestState]] = []  # rows that are compressed when somebody needs their pages
         self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
         started = time.perf_counter()
         due, near = self._look(batch)
+        if self.over:
+            due = self._needed(batch)
         stuck = []
         if due:
             stuck = self._compress(batch, due)
@@ -156,7 +171,10 @@ class Manager:
             kv_len = engine.kv_len(req)
             self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, kv_len)
             trigger = state.trigger(cfg.cap, cfg.window)
-            if kv_len >= trigger:
+            if kv_len >= trigger and cfg.when == "pressure":
+                state.over = True
+                self.over.append((req, state))
+            elif kv_len >= trigger:
                 due.append((index, req, state))
             elif kv_len >= trigger - cfg.window:
                 near.append((index, req, state))
@@ -166,6 +184,20 @@ class Manager:
         due.sort(key=lambda item: item[0])
         near.sort(key=lambda item: item[0])
         return due, near
+
+    def _needed(self, batch):
+        """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure."""
+        engine = self.engine
+        self.over = [(req, state) for req, state in self.over if state.over and engine.holds_kv(req) and engine.state(req) is state]
+        self.running.changed(batch.reqs)
+        rows = [(self.running.index(req), req, state) for req, state in self.over]
+        rows = sorted((row for row in rows if row[0] is not None), key=lambda row: (-engine.kv_len(row[1]), row[0]))
+        if not rows:
+            return []
+        shortage = engine.shortage(batch)
+        if not shortage:
+            return []
+        return sorted(rows[: pressure.victims([engine.gain(req) for _, req, _ in rows], shortage)], key=lambda row: row[0])
 
     def _give_slot(self, req, state: RequestState) -> bool:
         if state.slot == NO_SLOT:
@@ -189,12 +221,24 @@ class Manager:
                 work.append(Compression(index, req, state, plan, new_slots))
         if work:
             engine.copy_out(work, self.runtime)
-            with engine.forward_stream():
-                self.compressor.run([self._job(item) for item in work])
+            try:
+                with engine.forward_stream():
+                    self.compressor.run([self._job(item) for item in work])
+            except RuntimeError:  # out of memory, or a kernel that does not launch
+                return stuck + self._give_up(work)
             engine.publish(batch, work)
             for item in work:
                 self._after(item)
         return stuck
+
+    def _give_up(self, work: list[Compression]) -> list[int]:
+        """A compression failed and may have moved some tokens: all of its requests are recomputed from their text."""
+        logger.exception("compressing %s failed; they are prefilled again", [item.req.rid for item in work])
+        self.stats.failures += len(work)
+        self.engine.undo_copy_out(work)
+        for item in work:
+            self.engine.failed(item.req)
+        return [item.index for item in work]
 
     def _job(self, item: Compression) -> Job:
         state, plan = item.state, item.plan
@@ -213,6 +257,7 @@ class Manager:
     def _after(self, item: Compression):
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
+        state.over = False
         state.evicted += plan.evicted
         if not state.counted:
             self.compressed += 1

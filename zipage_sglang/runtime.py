@@ -42,13 +42,13 @@ def query_slot_bytes(shape: ModelShape, window: int, itemsize: int) -> int:
     return shape.layers * window * shape.q_heads * shape.head_dim * itemsize
 
 
-def workspace_bytes(shape: ModelShape, config: ZipageConfig, together: int) -> int:
-    """Bytes of the scores of `together` requests of K + b candidates, which captured graphs hold on to.
+def workspace_bytes(shape: ModelShape, candidates: int) -> int:
+    """Bytes of the scores of that many candidates, all requests of a batch together; captured graphs hold on to theirs.
 
     For each candidate, layer and KV head: seven fp32 or int32 features, three of the sorted blocks, sort keys, moves, and
     one mask.
     """
-    return together * config.cap * shape.layers * shape.kv_heads * (4 * 12 + 1)
+    return candidates * shape.layers * shape.kv_heads * (4 * 12 + 1)
 
 
 def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int) -> int:

@@ -1,6 +1,7 @@
 """The manager's decisions over a small engine of plain integers: random arrivals, finishes and retractions."""
 
 import contextlib
+import dataclasses
 
 import torch
 from hypothesis import settings
@@ -12,6 +13,7 @@ from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Manager
 from zipage_sglang.policies import make_policy
+from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.runtime import ModelShape, Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.watch import Watch
@@ -31,15 +33,16 @@ class IntegerEngine:
 
     page_size = PAGE
 
-    def __init__(self):
-        self.used = 0
+    def __init__(self, config):
+        self.config = config
         self.retracted = []
+        self.missing = Shortage(0, None)
 
     def state(self, req):
         return req.zipage
 
     def new_state(self, req):
-        req.zipage = RequestState(start=CONFIG.start(req.prompt), prefill_len=req.prefill)
+        req.zipage = RequestState(start=self.config.start(req.prompt), prefill_len=req.prefill)
         return req.zipage
 
     def holds_kv(self, req):
@@ -54,7 +57,20 @@ class IntegerEngine:
     def allocate(self, slots):
         return torch.arange(slots) if slots <= 64 else None
 
+    def shortage(self, batch):
+        return self.missing
+
+    def gain(self, req):
+        freed = req.kv - req.zipage.start - CONFIG.budget
+        return Gain(freed, freed - CONFIG.block)
+
     def copy_out(self, work, runtime):
+        pass
+
+    def undo_copy_out(self, work):
+        pass
+
+    def failed(self, req):
         pass
 
     def forward_stream(self):
@@ -81,15 +97,17 @@ class Batch:
 
 
 class ManagerMachine(RuleBasedStateMachine):
+    config = CONFIG
+
     def __init__(self):
         super().__init__()
         shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, scale=1.0)
         buffers = [torch.zeros(POOL, 1, 4)]
-        self.engine, self.batch, self.held = IntegerEngine(), Batch(), []
+        self.engine, self.batch, self.held = IntegerEngine(self.config), Batch(), []
         runtime = Runtime(CONFIG, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
                           stores_importance=False)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
-        self.manager = Manager(CONFIG, Compressor(runtime.buffers, make_policy(CONFIG), CONFIG, rows), runtime, self.engine)
+        self.manager = Manager(self.config, Compressor(runtime.buffers, make_policy(CONFIG), CONFIG, rows), runtime, self.engine)
 
     @rule(prompt=st.integers(1, 60), cached=st.booleans())
     def arrive(self, prompt, cached):
@@ -103,7 +121,8 @@ class ManagerMachine(RuleBasedStateMachine):
             for req in self.batch.reqs:
                 state = req.zipage
                 trigger = state.trigger(CONFIG.cap, CONFIG.window)
-                assert req.kv < trigger, "decoded past the trigger"
+                assert req.kv < trigger or state.over, "decoded past the trigger"
+                assert not state.over or self.config.when == "pressure" and not self.engine.missing
                 assert state.slot != NO_SLOT or req.kv < trigger - CONFIG.window, "a query of the window is lost"
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
             rows = self.manager.query_rows(self.batch.reqs)
@@ -149,8 +168,9 @@ class ManagerMachine(RuleBasedStateMachine):
             if req.zipage is None:
                 continue
             assert req.kv + req.zipage.evicted == req.true_len
-            if req.zipage.compressed:
+            if req.zipage.compressed and self.config.when == "always":
                 assert req.kv <= req.zipage.start + CONFIG.cap
+            assert not req.zipage.over or req.zipage.slot != NO_SLOT or req in self.engine.retracted
             if req.zipage.slot != NO_SLOT:
                 slots.append(req.zipage.slot)
         assert sorted(slots + self.manager.free_slots) == list(range(3))
@@ -160,6 +180,20 @@ class ManagerMachine(RuleBasedStateMachine):
 
 ManagerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManager = ManagerMachine.TestCase
+
+
+class PressureMachine(ManagerMachine):
+    """The same with rows that grow on while there is room: a shortage that only compressing all of them can mend, or none."""
+
+    config = dataclasses.replace(CONFIG, when="pressure")
+
+    @rule(now=st.sampled_from([0, 10**6]))
+    def squeeze(self, now):
+        self.engine.missing = Shortage(now, None)
+
+
+PressureMachine.TestCase.settings = ManagerMachine.TestCase.settings
+TestManagerUnderPressure = PressureMachine.TestCase
 
 
 def test_pipeline_runs_once_per_step_however_many_are_due(monkeypatch):

@@ -12,6 +12,8 @@ def register():
         record(out)
     if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
         abort_chunks(json.loads(chunks))
+    if spec := os.environ.get("ZIPAGE_FAIL"):
+        failing_compressions(json.loads(spec))
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
         unpinned()
     if name := os.environ.get("ZIPAGE_MUTATION"):
@@ -60,6 +62,28 @@ def abort_chunks(chunks):
         return process(scheduler, recv_reqs)
 
     Scheduler.process_input_requests = processing
+
+
+def failing_compressions(spec):
+    """spec: {"calls": [n, ...], "rids": [rid, ...]}.  Compressions (counted over all requests) and requests that raise."""
+    from zipage_sglang.compressor import Compressor
+    from zipage_sglang.manager import Manager
+
+    run, job, count, reqs = Compressor.run, Manager._job, [0], []
+
+    def remembering(manager, item):
+        reqs.append(item.req.rid)
+        return job(manager, item)
+
+    def failing(compressor, jobs):
+        rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
+        count[0] += bool(rids)
+        if rids and (count[0] in spec["calls"] or set(rids) & set(spec["rids"])):
+            run(compressor, jobs)  # the worst case: tokens have been moved already
+            raise RuntimeError("a kernel that does not launch")
+        return run(compressor, jobs)
+
+    Compressor.run, Manager._job = failing, remembering
 
 
 def unpinned():
@@ -157,5 +181,12 @@ def insert_compressed_rows():
     SGLangEngine.publish = inserting
 
 
+def ignore_pressure():
+    """Rows beyond their trigger are never compressed, whoever waits."""
+    from zipage_sglang.manager import Manager
+
+    Manager._needed = lambda manager, batch: []
+
+
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
-                                     forget_query_slot, insert_compressed_rows)}
+                                     forget_query_slot, insert_compressed_rows, ignore_pressure)}

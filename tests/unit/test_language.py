@@ -1,0 +1,163 @@
+"""The chunked feeder against transformers' own forward and against attention written as one masked matrix."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.language.documents import Document, clean
+from benchmarks.language.score import compressed_pass, first_cut, full_pass
+from benchmarks.language.stream import Stream
+from zipage_sglang.config import ZipageConfig
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(4)
+    config = LlamaConfig(vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6,
+                         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3)
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(61, (120,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def config_of(policy="recent", **options):
+    return ZipageConfig(**(dict(budget=24, block=12, window=5, policy=policy, recency=0.0) | options))
+
+
+def fed(model, ids, config, prompt_len, chunk):
+    stream = Stream(copy.deepcopy(model), config, prompt_len, len(ids), kv_dtype=torch.float32)
+    hidden = torch.cat([h for _, h in stream.chunks(ids, chunk)])
+    return model.lm_head(hidden), stream
+
+
+@torch.inference_mode()
+def own_forward(model, ids, mask=None):
+    """transformers' forward; mask: bool [n, n], None for causal."""
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("eager")
+    if mask is not None:
+        mask = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)[None, None]
+    return plain(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("chunk", [120, 50, 7, 1])
+@pytest.mark.parametrize("config", [None, config_of("zipage", budget=200)])
+@torch.inference_mode()
+def test_without_a_compression_it_is_the_models_own_forward(model, ids, config, chunk):
+    logits, stream = fed(model, ids, config, 10, chunk)
+    assert stream.rows.evicted == 0
+    assert (logits - own_forward(model, ids)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("prefix, sinks", [("keep", 4), ("compress", 3), ("compress", 0)])
+@torch.inference_mode()
+def test_recent_policy_is_a_mask(model, ids, prefix, sinks):
+    """Each token sees what the latest compression before it left, worked out from lengths alone, and what came since."""
+    config, prompt = config_of(prefix=prefix, sinks=sinks), 9
+    logits, stream = fed(model, ids, config, prompt, 50)
+    always = prompt if prefix == "keep" else sinks
+    left = config.budget if prefix == "keep" else config.budget - sinks  # of the latest tokens
+    first = (prompt if prefix == "keep" else 0) + config.cap
+    mask = torch.zeros(len(ids), len(ids), dtype=torch.bool)
+    for i in range(len(ids)):
+        before = None if i < first else first + (i - first) // config.block * config.block
+        for j in range(i + 1):
+            mask[i, j] = before is None or j < always or j >= before - left
+    assert stream.state.count == (len(ids) - 1 - first) // config.block + 1
+    assert (logits - own_forward(model, ids, mask)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("policy, recency", [("recent", 0), ("random", 0.5), ("attention", 0), ("zipage", 0), ("zipage", 0.5)])
+@torch.inference_mode()
+def test_chunk_size_does_not_matter(model, ids, policy, recency):
+    config = config_of(policy, recency=recency)
+    whole, stream = fed(model, ids, config, 9, 64)
+    assert stream.state.count == 7 and stream.rows.length == 9 + 24 + 3
+    for chunk in (5, 3, 1):
+        parts, other = fed(model, ids, config, 9, chunk)
+        torch.testing.assert_close(parts, whole, atol=2e-4, rtol=0)
+        kept = slice(1, 1 + stream.rows.length)
+        for mine, theirs in zip(other.rows.k, stream.rows.k):
+            torch.testing.assert_close(mine[kept], theirs[kept], atol=2e-4, rtol=0)
+
+
+def first_layer_queries(model, ids, first, last):
+    """Post-RoPE queries of tokens [first, last) in layer 0, which sees nothing but embeddings: [n, Hq, D]."""
+    layer = model.model.layers[0]
+    x = layer.input_layernorm(model.model.embed_tokens(torch.tensor(ids[first:last])))
+    cos, sin = (t[0][:, None] for t in model.model.rotary_emb(x, torch.arange(first, last)[None]))
+    q = layer.self_attn.q_proj(x).view(last - first, 6, 8)
+    return q * cos + torch.cat([-q[..., 4:], q[..., :4]], -1) * sin
+
+
+@torch.inference_mode()
+def test_attention_policy_keeps_what_the_last_queries_look_at(model, ids):
+    """The first compression in the first layer, from the projections of that layer alone."""
+    config, prompt = config_of("attention"), 9
+    stream = Stream(copy.deepcopy(model), config, prompt, len(ids), kv_dtype=torch.float32)
+    n = prompt + config.cap
+    stream.feed(ids[:n])
+    keys = stream.rows.k[0][1 : n + 1].clone()
+    q = first_layer_queries(model, ids, n - 5, n)
+    future = torch.arange(n) > torch.arange(n - 5, n)[:, None]
+    stream.feed(ids[n : n + 1])
+    for head in range(2):
+        looks = torch.einsum("wgd,td->gwt", q[:, 3 * head : 3 * head + 3], keys[:, head]) * 8**-0.5
+        score = looks.masked_fill(future, -torch.inf).softmax(-1).amax(0).mean(0)[prompt:]
+        score[-5:] = torch.inf
+        expected = sorted((prompt + score.topk(config.budget).indices).tolist())
+        kept = stream.rows.k[0][1 + prompt : 1 + prompt + config.budget, head]
+        found = [int((keys[:, head] - k).abs().sum(-1).argmin()) for k in kept]
+        assert sorted(found) == expected
+
+
+@torch.inference_mode()
+def test_every_compression_scores_with_the_last_queries_in_order(model, ids):
+    stream = Stream(copy.deepcopy(model), config_of("attention"), 9, len(ids), kv_dtype=torch.float32)
+    run, due = stream.compressor.run, []
+
+    def checked(jobs):
+        stored = stream.rows.query_cache[0][jobs[0].query_rows]
+        torch.testing.assert_close(stored, first_layer_queries(model, ids, stream.fed - 5, stream.fed))
+        due.append((stream.fed, jobs[0].kv_len, jobs[0].evicted))
+        run(jobs)
+
+    stream.compressor.run = checked
+    for _ in stream.chunks(ids, 5):
+        pass
+    assert due == [(45 + 12 * i, 45, 12 * i) for i in range(7)]
+
+
+@torch.inference_mode()
+def test_a_pass_that_starts_from_the_full_one(model, ids):
+    document, config = Document("d", "text", ids, 9), config_of("zipage")
+    other = config_of("zipage", budget=500)
+    own = copy.deepcopy(model)
+    cut = first_cut(config, document)
+    full = full_pass(own, document, {cut, 101}, config.window)
+    record = compressed_pass(own, document, config, full)
+    logits, stream = fed(model, ids, config, 9, 12)
+    nll = torch.nn.functional.cross_entropy(logits[cut:-1], torch.tensor(ids[cut + 1 :]))
+    plain = own_forward(model, ids)
+    assert record["tokens"] == len(ids) - 1 - cut and record["compressions"] == stream.state.count
+    assert record["nll_full"] == pytest.approx(
+        torch.nn.functional.cross_entropy(plain[cut:-1], torch.tensor(ids[cut + 1 :])).item(), abs=0.01)
+    assert record["nll"] == pytest.approx(nll.item(), abs=0.03)  # keys and values are kept in bf16 there
+    assert first_cut(other, document) > len(ids)
+
+
+def test_a_chunk_must_not_cross_a_compression(model, ids):
+    stream = Stream(copy.deepcopy(model), config_of(), 9, len(ids))
+    with pytest.raises(ValueError, match="due after 45"):
+        stream.feed(ids[:46])
+
+
+def test_clean_joins_wrapped_lines_and_parts_paragraphs():
+    raw = "Title\n\nOne line\nand another.Next part\n  goes on.\n \nLast   one."
+    assert clean(raw, "One", True) == "One line and another.\n\nNext part goes on.\n\nLast one."
+    assert clean("a\\nb", "a", False) == "a\nb"

@@ -1,0 +1,41 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zipage_sglang.pressure import Gain, Shortage, victims
+
+slots = st.integers(-50, 300)
+gains = st.lists(st.builds(Gain, st.integers(0, 300), slots), max_size=8)
+
+
+def test_nothing_is_compressed_without_a_shortage():
+    assert not Shortage(0, None) and not Shortage(-5, -1)
+    assert victims([Gain(100, 60)] * 3, Shortage(-5, -1)) == 0
+
+
+def test_as_few_as_make_room_for_the_first_waiting_request():
+    rows = [Gain(132, 100), Gain(92, 60), Gain(42, 10)]
+    assert [victims(rows, Shortage(-9, n)) for n in (1, 100, 101, 160, 161, 170)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_nobody_loses_tokens_for_a_request_that_does_not_fit_anyway():
+    assert victims([Gain(132, 100), Gain(92, 60)], Shortage(-9, 161)) == 0
+
+
+def test_the_next_step_is_made_possible_at_any_price():
+    rows = [Gain(40, 8), Gain(32, 0), Gain(32, 0)]
+    assert victims(rows, Shortage(41, None)) == 2
+    assert victims(rows, Shortage(41, 10**6)) == 2
+    assert victims(rows, Shortage(500, None)) == 3
+
+
+@given(gains, slots, st.none() | slots)
+def test_enough_and_no_more(rows, now, admission):
+    count = victims(rows, Shortage(now, admission))
+    assert 0 <= count <= len(rows)
+    taken = rows[:count]
+    if count < len(rows):
+        assert sum(g.now for g in taken) >= now
+    if count:
+        fewer = taken[:-1]
+        possible = sum(max(g.admission, 0) for g in rows) >= (admission or 0)
+        assert sum(g.now for g in fewer) < now or possible and sum(g.admission for g in fewer) < (admission or 0)
