@@ -11,6 +11,7 @@ runtime: Runtime | None = None
 compressor: Compressor | None = None
 workspace_bytes = 0
 checker = None
+metrics = None
 _manager = None
 
 

@@ -7,7 +7,7 @@ a copy-out if one is due, and one page of slack.
 
 from __future__ import annotations
 
-from zipage_patches import active
+from zipage_patches import active, telemetry
 from zipage_sglang import plan
 from zipage_sglang.pressure import Shortage
 
@@ -58,10 +58,10 @@ def shortage(engine, batch) -> Shortage:
     now = 2 * page * len(batch.reqs) + copies - free
     full = len(batch.reqs) >= scheduler.max_running_requests
     if full or not scheduler.waiting_queue:
-        return Shortage(now, None)
+        return Shortage(now, None, free)
     head = scheduler.waiting_queue[0]
     need = plan.ceil_page(len(head.origin_input_ids) + len(head.output_ids), page) + _waiting_growth(engine, head, page) + page
-    return Shortage(now, need + sum(_running_growth(engine, r, page) for r in batch.reqs if engine.holds_kv(r)) - free)
+    return Shortage(now, need + sum(_running_growth(engine, r, page) for r in batch.reqs if engine.holds_kv(r)) - free, free)
 
 
 def add_one_req(original, adder, req, *args, **kwargs):
@@ -95,6 +95,7 @@ def init_req_max_new_tokens(original, scheduler, req):
     SGLang clips max_new_tokens so that prompt and output fit the pool together.  That clip is lifted for a request whose
     bound fits, and kept for one whose bound does not (it could never be admitted otherwise).
     """
+    telemetry.attach_summary(req)
     engine = active.manager().engine
     if not engine.fits(len(req.origin_input_ids), 1 << 30, engine.start(req)):
         return original(scheduler, req)

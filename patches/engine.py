@@ -140,7 +140,7 @@ class SGLangEngine:
         cfg, state = self.config, self.state(req)
         row = plan.plan_row(state.start, cfg.budget, self.kv_len(req), self.protected_len(req), self.page_size)
         freed = row.kv_len - row.free_from - row.new_slots
-        return Gain(freed, freed - cfg.block)
+        return Gain(freed, freed - cfg.block, row.new_slots)
 
     @contextlib.contextmanager
     def forward_stream(self):

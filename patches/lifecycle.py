@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from zipage_patches import active
+from zipage_patches import active, telemetry
 
 
 def row_free(row_pool, req):
     """BEFORE ReqToTokenPool.free: give the query slot back."""
     manager = active.manager()
     if manager is not None:
+        if active.metrics is not None and req.finished():
+            active.metrics.ended(**telemetry.outcome(req))
         manager.release(req)
 
 

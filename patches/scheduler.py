@@ -9,6 +9,7 @@ from http import HTTPStatus
 from sglang.srt.managers.io_struct import AbortReq
 from zipage_patches import active, install, refusals
 from zipage_patches.engine import SGLangEngine
+from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
 
@@ -28,6 +29,9 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     manager = Manager(active.config, active.compressor, active.runtime, engine)
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
+    if scheduler.metrics_collector is not None:
+        bound = scheduler.max_total_num_tokens // (active.config.cap + scheduler.page_size)
+        active.metrics = Metrics(manager, scheduler.metrics_collector.labels, bound)
     _say_what_fits(scheduler)
     return None
 
@@ -54,6 +58,8 @@ def get_new_batch_prefill(original, scheduler, running_batch):
     if checker is not None:
         checker.scheduler(scheduler, running_batch)
     manager.step(running_batch)
+    if active.metrics is not None:
+        active.metrics.update(idle=not running_batch.reqs)
     if checker is not None:
         checker.scheduler(scheduler, running_batch)
     if manager.stats.retractions:

@@ -143,6 +143,12 @@ def test_both_modes(server, tmp_path, capsys):
     assert run(server, tmp_path)[0] == 0 and len(server.asked) == 16  # nothing is asked twice
 
 
+def test_other_sampling_is_not_compared(server, tmp_path):
+    assert run(server, tmp_path)[0] == 0
+    server.config = vars(ZipageConfig(budget=256, block=64))
+    assert "has another temperature than this comparison" in run(server, tmp_path, "--temperature", "0")[0]
+
+
 def test_goes_on_after_a_failure(server, tmp_path):
     server.patience = 3
     code, rows = run(server, tmp_path)

@@ -28,6 +28,11 @@ def test_the_next_step_is_made_possible_at_any_price():
     assert victims(rows, Shortage(500, None)) == 3
 
 
+def test_copies_out_of_the_tree_wait_for_their_turn():
+    rows = [Gain(40, 8, takes=64), Gain(40, 8, takes=64), Gain(40, 8)]
+    assert [victims(rows, Shortage(100, None, free)) for free in (0, 64, 127, 128)] == [1, 1, 1, 3]
+
+
 @given(gains, slots, st.none() | slots)
 def test_enough_and_no_more(rows, now, admission):
     count = victims(rows, Shortage(now, admission))
