@@ -39,7 +39,7 @@ venv:
 	  "$(PYTHON)" -m venv "$(VENV)"; \
 	fi; \
 	rm -f "$$stamp"; \
-	"$(PY)" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".[test]" \
+	"$(PY)" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".[test,eval]" \
 	  | awk '/^(Collecting|  Downloading|Installing|Successfully)/ { print substr($$0, 1, 100); fflush() }'; \
-	[ "$${PIPESTATUS[0]}" = 0 ] || { echo "make: pip failed; run '$(PY) -m pip install -c constraints.txt -e .[test]' to see why" >&2; exit 1; }; \
+	[ "$${PIPESTATUS[0]}" = 0 ] || { echo "make: pip failed; run '$(PY) -m pip install -c constraints.txt -e .[test,eval]' to see why" >&2; exit 1; }; \
 	echo "$$key" > "$$stamp"

@@ -2,6 +2,9 @@
 
 The same problems everywhere (seeds test-0, test-1, ...), one engine per setting.  Prints a table with 95 % Wilson intervals
 and writes everything, one outcome per problem included, to a JSON file.
+
+Other datasets, with a model of your own: --dataset amc23, aime24, gsm8k, math500, livecodebench or longbench (docs/accuracy.md;
+`--dataset gsm8k --help` lists their options).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from benchmarks.reasoner.knobs import REGIMES, make_problems
 from benchmarks.settings import Setting, make_settings
 
 RESULTS = Path(__file__).parent / "results"
+REASONER = "reasoner"
 
 
 def run(args, done: list[Cell]):
@@ -64,6 +68,10 @@ def render(cells: list[Cell]) -> str:
 
 
 def main():
+    if _dataset() != REASONER:
+        from benchmarks import evaluation
+
+        return evaluation.main(sys.argv[1:])
     args = _arguments()
     origin = provenance.describe()  # first: the commit that the run started from
     cells, complete = [], False
@@ -88,12 +96,19 @@ def _report(args, origin: dict, cells: list[Cell], complete: bool):
     print(f"written: {out}")
 
 
+def _dataset() -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", default=REASONER)
+    return parser.parse_known_args()[0].dataset
+
+
 def _arguments(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     words = lambda text: text.split(",")
     numbers = lambda text: [int(x) for x in text.split(",")]
     add = parser.add_argument
+    add("--dataset", choices=[REASONER], default=REASONER, help="this one (default); others have options of their own, see above")
     add("--families", type=words, default=tasks.FAMILIES, help="comma-separated (default: all)")
     add("--levels", type=numbers, default=[1000], help="tokens of reasoning, comma-separated (default 1000)")
     add("--knobs", choices=REGIMES, default="default", help="'short': small working set (default %(default)s)")

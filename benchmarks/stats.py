@@ -29,3 +29,20 @@ def share(right: int, n: int) -> str:
         return "-"
     low, high = wilson(right, n)
     return f"{100 * right / n:.0f} % ({100 * low:.0f}-{100 * high:.0f})"
+
+
+def bootstrap(groups: list[list[float]], draws: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """(mean, low, high): the mean of the groups' means, with its 95 % percentile interval over problems (Efron 1979).
+
+    groups: scores of independent problems, one list per task; each is resampled by itself.  A problem's score is the mean of
+    its samples, because samples of one problem are not independent.  Empty groups are left out; no scores at all: NaN.
+    """
+    import numpy as np
+
+    arrays = [np.asarray(g, dtype=np.float64) for g in groups if len(g)]
+    if not arrays:
+        return math.nan, math.nan, math.nan
+    random = np.random.default_rng(seed)
+    means = np.mean([a[random.integers(len(a), size=(draws, len(a)))].mean(axis=1) for a in arrays], axis=0)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(np.mean([a.mean() for a in arrays])), float(low), float(high)

@@ -35,7 +35,8 @@ RIGHT = [
     (r"\{1,2,3\}", "3, 1, 2"), (r"\left(3, \frac{\pi}{2}\right)", r"(3,\pi/2)"), (r"\text{Evelyn}", "Evelyn"),
     (r"\text{Evelyn}", r"\text{evelyn}"), (r"\text{(C)}", "C"), ("x=5", "5"), ("10", r"10\%"), (r"(-\infty, 3]", r"\left(-\infty,3\right]"),
     (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("p - q", "-q + p"), ("x^2+2x+1", "(x+1)^2"),
-    ("2k+2", "2(k+1)"), ("-3", "−3".replace("−", "-")), ("10000000", "10^7"),
+    ("2k+2", "2(k+1)"), ("-3", "-3.0"), ("10000000", "10^7"),
+    ("Tuesday, Wednesday", r"\text{Tuesday, Wednesday}"), (r"4\,210\,000", "4210000"), (r"\$32,\!348", "32348"),
 ]
 WRONG = [
     (r"\frac{1}{2}", r"\frac{2}{1}"), (r"\frac{1}{2}", "0.51"), ("1234", "1,235"), ("18", "1.8"), ("18", "-18"), ("33", "330"),

@@ -27,6 +27,7 @@ def test_replies_resume(tmp_path):
         assert len(file.missing(PROBLEMS, 2)) == 6
         file.add(reply(1, text="line\u2028separator\nand é"))
         file.add(reply(2, error="too long"))
+        assert len(path.read_bytes().splitlines()) == 3  # on disk at once: a killed run keeps it
         file.end_session({"replies": 2})
     with path.open("a") as out:
         out.write('{"problem": "0", "sample": 0, "dig')  # killed here

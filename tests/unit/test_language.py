@@ -6,9 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.language import report
 from benchmarks.language.documents import Document, clean
+from benchmarks.language.keys import block_similarities, counts
 from benchmarks.language.score import compressed_pass, first_cut, full_pass
 from benchmarks.language.stream import Stream
+from benchmarks.language_model import _arguments, make_configs
 from zipage_sglang.config import ZipageConfig
 
 
@@ -78,7 +81,7 @@ def test_chunk_size_does_not_matter(model, ids, policy, recency):
     config = config_of(policy, recency=recency)
     whole, stream = fed(model, ids, config, 9, 64)
     assert stream.state.count == 7 and stream.rows.length == 9 + 24 + 3
-    for chunk in (5, 3, 1):
+    for chunk in (5, 2):
         parts, other = fed(model, ids, config, 9, chunk)
         torch.testing.assert_close(parts, whole, atol=2e-4, rtol=0)
         kept = slice(1, 1 + stream.rows.length)
@@ -161,3 +164,29 @@ def test_clean_joins_wrapped_lines_and_parts_paragraphs():
     raw = "Title\n\nOne line\nand another.Next part\n  goes on.\n \nLast   one."
     assert clean(raw, "One", True) == "One line and another.\n\nNext part goes on.\n\nLast one."
     assert clean("a\\nb", "a", False) == "a\nb"
+
+
+def test_settings_by_name():
+    args = _arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25", "--recency", "0,0.5", "--lam", "0.2,0.5"])
+    configs = make_configs(args)
+    assert list(configs) == ["256 recent", "256 random r 0", "256 random r 0.5",
+                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.2", "256 zipage r 0.25 lightning alpha 0.8 lam 0.5"]
+    assert [c.recency for c in configs.values()] == [0, 0, 0.5, 0.25, 0.25]
+
+
+def test_latest_similar_key_of_a_block():
+    keys = torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [2, 0], [0, -1]])[:, None]  # the fifth is no whole block
+    found = counts(block_similarities(keys, 4))
+    assert found["similar"].tolist() == [[[2, 2, 0, 2]]]
+    assert found["behind"].tolist() == [[[0, 0, 4, 2]]]
+    assert found["newer"].tolist() == [[[True, True, False, False]]]
+
+
+def test_tables_are_paired_by_document():
+    nll = {("a", "256 recent"): 2.5, ("b", "256 recent"): 3.1, ("a", "256 random r 0"): 2.3, ("b", "256 random r 0"): 3.0}
+    records = [dict(document=d, kind="text", setting=s, budget=256, tokens=10, nll=x, nll_full=dict(a=2.0, b=3.0)[d],
+                    agreement=0.5, compressions=3) for (d, s), x in nll.items()]
+    assert "+0.3000" in report.against_full(records, "text").splitlines()[2]  # mean of .5 and .1
+    assert "-0.1500" in report.against_each_other(records, "all", "256 recent")
+    assert "2 of 2" in report.against_each_other(records, "all", "256 recent")
+    assert "own answers" not in report.render(records)

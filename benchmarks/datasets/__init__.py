@@ -1,0 +1,1 @@
+"""Public benchmarks: where their problems come from, how they are asked and how they are checked."""

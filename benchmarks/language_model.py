@@ -1,0 +1,166 @@
+"""What a bounded KV cache costs SmolLM2-135M-Instruct: teacher-forced loss on sixteen frozen documents, against full KV.
+
+Every document goes through the plugin's own compressor and policies, its tokens at their true positions.  Only tokens that
+were predicted after the first compression count; full KV is scored on the same ones.  Results are kept in a JSONL file, one
+line per document and setting: the same command goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks import provenance
+from benchmarks.language import documents, keys, model, report, score
+from benchmarks.language.wheels import cache_folder
+from benchmarks.progress import Progress
+from zipage_sglang.config import PRESETS, ZipageConfig
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def name_of(config: ZipageConfig) -> str:
+    """`512 zipage r 0.5 lightning alpha 0.8 lam 0.2`: budget, policy and what the policy uses."""
+    parts = [f"{config.budget} {config.policy}"]
+    if config.policy != "recent":
+        parts.append(f"r {config.recency:g}")
+    if config.policy == "zipage":
+        parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
+    if config.prefix != "keep":
+        parts.append(f"prefix {config.prefix}")
+    return " ".join(parts)
+
+
+def make_configs(args) -> dict[str, ZipageConfig]:
+    """{name: config}, the same setting only once."""
+    out = {}
+    for budget, given in itertools.product(args.budgets, args.policies):
+        policy, _, share = given.partition("@")
+        if policy == "full":
+            continue
+        many = [args.redundancy, args.alpha, args.lam]
+        if policy != "zipage":
+            many = [v[:1] for v in many]
+        for recency, redundancy, alpha, lam in itertools.product([float(share)] if share else args.recency, *many):
+            config = ZipageConfig(budget=budget, block=args.block, window=args.window, policy=policy, recency=recency,
+                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix)
+            out.setdefault(name_of(config), config)
+    return out
+
+
+def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts: list):
+    """Appends to `records` (and the JSONL file) what is missing, document by document."""
+    progress = Progress("language")
+    progress.show("loading SmolLM2")
+    smollm2, tokenizer = model.load()
+    todo = [d for d in documents.load(tokenizer, args.tokens, args.prompt) if d.kind in args.kinds][: args.documents]
+    digests = {d.name: d.digest for d in todo}
+    records[:] = [r for r in records if digests.get(r["document"]) == r["digest"]]
+    have = {(r["document"], r["setting"]) for r in records}
+    missing = [(d, [n for n in configs if (d.name, n) not in have]) for d in todo]
+    total, done, started = sum(len(names) for _, names in missing), 0, time.monotonic()
+    for document, names in missing:
+        if not names and not args.keys:
+            continue
+        cuts = {name: score.first_cut(configs[name], document) for name in names}
+        if cuts and max(cuts.values()) + 2 > len(document.ids):
+            raise ValueError(f"{document.name} ends before the first compression, at {max(cuts.values())} tokens")
+        full = score.full_pass(smollm2, document, set(cuts.values()) or {len(document.ids)}, args.window)
+        if args.keys:
+            key_counts.append(keys.measure(full.stream, args.keys))
+        for name in names:
+            record = dict(document=document.name, digest=document.digest, kind=document.kind, setting=name,
+                          budget=configs[name].budget, **score.compressed_pass(smollm2, document, configs[name], full))
+            records.append(record)
+            with args.jsonl.open("a") as file:
+                file.write(json.dumps(dict(condition=condition(args), **record)) + "\n")
+            done += 1
+            left = (time.monotonic() - started) / done * (total - done)
+            progress.show(f"{document.name}: {name} {report.loss(record):+.3f}; {done} of {total}, {left / 60:.0f} min left")
+    progress.done(f"{done} of {total} passes in {(time.monotonic() - started) / 60:.1f} min")
+
+
+def condition(args) -> dict:
+    """What must be equal for two records to stand in one table."""
+    return dict(tokens=args.tokens, prompt=args.prompt, block=args.block, window=args.window, weights=model.SHA256[:12])
+
+
+def known(args, configs: dict[str, ZipageConfig]) -> list[dict]:
+    """What the JSONL file holds of these settings."""
+    if not args.jsonl.exists():
+        return []
+    lines = [json.loads(line) for line in args.jsonl.read_text().splitlines()]
+    return [line for line in lines if line.pop("condition") == condition(args) and line["setting"] in configs]
+
+
+def main():
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    configs = make_configs(args)
+    origin = provenance.describe()  # first: the commit that the run started from
+    records, key_counts, complete = known(args, configs), [], False
+    try:
+        run(args, configs, records, key_counts)
+        complete = True
+    except KeyboardInterrupt:
+        print("\ninterrupted")
+    finally:
+        _report(args, origin, configs, records, key_counts, complete)
+    sys.exit(0 if complete else 130)
+
+
+def _report(args, origin: dict, configs, records: list[dict], key_counts: list, complete: bool):
+    order = list(configs)
+    records.sort(key=lambda r: order.index(r["setting"]))
+    rows = keys.summary(keys.merge(key_counts), args.keys) if key_counts else []
+    if not records and not rows:
+        return
+    parts = [report.render(records)] if records else []
+    if rows:
+        parts += [f"## keys of blocks of {args.keys}, {len(key_counts)} documents", keys.render(rows, args.keys)]
+    print("\n" + "\n\n".join(parts))
+    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    record = dict(**origin, options=options, complete=complete, condition=condition(args), records=records, keys=rows)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    args.out.with_suffix(".md").write_text(report.page(origin, condition(args), parts, complete))
+    print(f"\nwritten: {args.out} and .md")
+
+
+def _arguments(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.language_model", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    paper = PRESETS["paper"]
+    words = lambda text: text.split(",")
+    whole = lambda text: [int(x) for x in text.split(",")]
+    shares = lambda text: [float(x) for x in text.split(",")]
+    add = parser.add_argument
+    add("--budgets", type=whole, default=[256, 512], help="tokens kept, comma-separated (default 256,512)")
+    add("--policies", type=words, default=["full", "recent", "random", "attention", "zipage"],
+        help="default full,recent,random,attention,zipage; full KV is always run; NAME@R: with this share for the latest tokens")
+    add("--recency", type=shares, default=[0.0, 0.5], help="shares of the budget for the latest tokens (default 0,0.5)")
+    add("--redundancy", type=words, default=[paper["redundancy"]], help="of zipage: lightning,flash,none (default lightning)")
+    add("--alpha", type=shares, default=[paper["alpha"]], help="of zipage (default 0.8)")
+    add("--lam", type=shares, default=[paper["lam"]], help="of zipage (default 0.2)")
+    add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
+    add("--window", type=int, default=16, help="(default %(default)s)")
+    add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
+    add("--kinds", type=words, default=["text", "own"], help="of documents: English texts, the model's own answers (default both)")
+    add("--documents", type=int, default=16, help="the first N (default: all)")
+    add("--tokens", type=int, default=2048, help="of each text; the answers have 1536 (default %(default)s)")
+    add("--prompt", type=int, default=256, help="leading tokens of a text that count as its prompt (default %(default)s)")
+    add("--keys", type=int, default=0, metavar="B", help="also measure how alike the keys of blocks of B are (default: not)")
+    add("--threads", type=int, default=1, help="(default %(default)s)")
+    add("--jsonl", type=Path, default=cache_folder() / "records.jsonl", help="(default %(default)s)")
+    add("--out", type=Path, default=RESULTS / "language-smollm2.json", help="(default %(default)s)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
