@@ -134,11 +134,13 @@ def test_load_is_of_the_asked_size():
 
 
 def test_client_and_plugin_figures():
-    block = lambda steps, host, gpu: dict(steps=steps, host_seconds=host, gpu_seconds=gpu)
+    block = lambda steps, host, gpu: dict(steps=steps, host_seconds=host, gpu_seconds=gpu, compressions=steps // 10,
+                                          compress_seconds=host / 5)
     result = dict(seconds=10.0, arrivals=[[1.0, 5.0, 5.01, 5.03], []], samples=[
         dict(time=0.0, zipage=block(0, 0.0, 0.0)), dict(time=5.0, zipage=block(100, 1.0, 0.5)), dict(time=9.0, zipage=block(300, 1.01, 0.58))])
     assert throughput.token_gaps(result) == pytest.approx(dict(gap_p50_ms=15.0, gap_p99_ms=19.9, gap_max_ms=20.0))
-    assert throughput.plugin_cost(result) == pytest.approx(dict(host_us_per_step=50.0, compression_share=0.02))
+    assert throughput.plugin_cost(result) == pytest.approx(
+        dict(host_us_per_step=40.0, host_us_per_compression=100.0, compression_share=0.02))
     silent = result | dict(arrivals=[], samples=[dict(time=0.0, zipage={}), dict(time=9.0, zipage={})])
     assert throughput.plugin_cost(silent) == dict(host_us_per_step=None, compression_share=None)
     assert throughput.token_gaps(silent)["gap_p99_ms"] is None
