@@ -142,7 +142,7 @@ def test_client_and_plugin_figures():
     assert throughput.plugin_cost(result) == pytest.approx(
         dict(host_us_per_step=40.0, host_us_per_compression=100.0, compression_share=0.02))
     silent = result | dict(arrivals=[], samples=[dict(time=0.0, zipage={}), dict(time=9.0, zipage={})])
-    assert throughput.plugin_cost(silent) == dict(host_us_per_step=None, compression_share=None)
+    assert set(throughput.plugin_cost(silent).values()) == {None}
     assert throughput.token_gaps(silent)["gap_p99_ms"] is None
 
 
