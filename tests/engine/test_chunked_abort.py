@@ -11,10 +11,11 @@ from test_oracle import compare_kept, oracle_model, prompts  # noqa: F401 (fixtu
 
 METHOD = dict(budget=64, block=32, window=8, policy="zipage")
 CHUNK, TOKENS = 32, 110
+pytestmark = pytest.mark.full
 POOL = 2048  # the eight that stay do not fit at once: some wait while others are prefilled
 
 
-@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("overlap", [True, False])
 def test_active_chunk_aborted(overlap, oracle_model, tmp_path):  # noqa: F811
     problems = prompts()[:4]
     # Two problems in a row make a long prompt.  The first one is shared by three prompts, the whole by none.
