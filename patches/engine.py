@@ -34,6 +34,7 @@ class SGLangEngine:
         self.page_size = scheduler.page_size
         self.pool_size = scheduler.max_total_num_tokens
         self.device = torch.device(scheduler.device)
+        self.tp_size = scheduler.ps.tp_size
         self.retracted: list = []
         self.has_tree = not self.tree.is_chunk_cache() and not getattr(self.tree, "disable", False)
 
@@ -117,6 +118,7 @@ class SGLangEngine:
             if item.old_slots is not None:
                 row = self.row_pool.req_to_token[item.req.req_pool_idx]
                 row[item.plan.cut : item.plan.copied] = item.old_slots.to(torch.int32)
+            if item.new_slots is not None:
                 self.allocator.free(item.new_slots)
 
     @staticmethod

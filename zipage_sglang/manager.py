@@ -42,6 +42,7 @@ class Engine(Protocol):
     """What the manager needs of the serving engine (implemented in patches/engine.py)."""
 
     page_size: int
+    tp_size: int
 
     def state(self, req) -> RequestState | None: ...
     def new_state(self, req) -> RequestState: ...
@@ -159,8 +160,8 @@ class Manager:
         engine, cfg, watch = self.engine, self.config, self.watch
         looks = watch.due()
         if self.running.changed(batch.reqs):
-            new = (req for req in batch.reqs if engine.holds_kv(req) and engine.state(req) is None)
-            looks += [(req, engine.new_state(req)) for req in new]
+            states = ((req, engine.state(req) or engine.new_state(req)) for req in batch.reqs if engine.holds_kv(req))
+            looks += [(req, state) for req, state in states if not state.look_at]  # never booked: new here
         for req, state in looks:
             if not engine.holds_kv(req) or engine.state(req) is not state:
                 continue  # over, or begun anew after a retraction
@@ -189,7 +190,6 @@ class Manager:
         """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure."""
         engine = self.engine
         self.over = [(req, state) for req, state in self.over if state.over and engine.holds_kv(req) and engine.state(req) is state]
-        self.running.changed(batch.reqs)
         rows = [(self.running.index(req), req, state) for req, state in self.over]
         rows = sorted((row for row in rows if row[0] is not None), key=lambda row: (-engine.kv_len(row[1]), row[0]))
         if not rows:
@@ -220,11 +220,13 @@ class Manager:
             else:
                 work.append(Compression(index, req, state, plan, new_slots))
         if work:
-            engine.copy_out(work, self.runtime)
             try:
+                engine.copy_out(work, self.runtime)
                 with engine.forward_stream():
                     self.compressor.run([self._job(item) for item in work])
             except RuntimeError:  # out of memory, or a kernel that does not launch
+                if engine.tp_size > 1:
+                    raise  # the other ranks do not know, and would go on with other rows
                 return stuck + self._give_up(work)
             engine.publish(batch, work)
             for item in work:

@@ -74,3 +74,17 @@ def test_warm_up_and_padding_touch_the_padding_slot_only(policy, padding):
         compressor.warm_up(graphs=True)
     assert_same_memory(case, before, first_slot=1)
     assert compressor.nan_scores == 0
+
+
+def test_long_rows_share_the_workspace_of_short_ones():
+    case = make_case([Request(kv_len=17, keep=8)])
+    config = config_of("recent")
+    compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
+    lengths = [13] * 11 + [40, 41, 13, 13, 300, 13]
+    jobs = [Job(0, n + 4, 4, 0, 0, 8, 0, [1, 2, 3]) for n in lengths]
+    groups = compressor._groups(jobs)
+    assert [job for group in groups for job in group] == jobs and len(groups[0]) == MAX_TOGETHER
+    for group in groups:
+        longest = max(job.kv_len - job.start for job in group)
+        assert len(group) * longest <= MAX_TOGETHER * config.cap or len(group) == 1
+    assert [len(group) for group in groups] == [8, 3, 2, 2, 1, 1]

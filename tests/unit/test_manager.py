@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ POOL, PAGE = 400, 4
 
 
 class Request:
+    rid = "any"
+
     def __init__(self, prompt, protected):
         self.prompt, self.protected, self.zipage = prompt, protected, None
         self.kv, self.decoded, self.true_len, self.prefill, self.over = prompt, 0, prompt, prompt, False
@@ -31,7 +34,7 @@ class Request:
 class IntegerEngine:
     """zipage_sglang.manager.Engine over counters: no tensors of tokens, no SGLang."""
 
-    page_size = PAGE
+    page_size, tp_size = PAGE, 1
 
     def __init__(self, config):
         self.config = config
@@ -238,3 +241,31 @@ def test_a_request_that_comes_back_at_once_is_seen_again():
     machine.prefill_again()
     machine.decode(CONFIG.cap + CONFIG.window)
     assert machine.batch.reqs[0].zipage.compressed
+
+
+def test_a_state_that_somebody_else_made_is_booked_all_the_same():
+    machine = ManagerMachine()
+    machine.batch.reqs.append(Request(5, 0))
+    machine.engine.new_state(machine.batch.reqs[0])
+    machine.decode(CONFIG.cap + 1)
+    assert machine.batch.reqs[0].zipage.compressed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failed_compression_is_recovered_from_by_a_single_rank_only(ranks, monkeypatch):
+    """Ranks decide alike only by what they all know; a failure of one is not among it."""
+    machine = ManagerMachine()
+    machine.engine.tp_size = ranks
+    machine.batch.reqs.append(Request(5, 0))
+    machine.decode(CONFIG.cap)
+
+    def fail(*args):
+        raise torch.OutOfMemoryError("no workspace")
+
+    monkeypatch.setattr(pipeline, "compress", fail)
+    if ranks > 1:
+        with pytest.raises(torch.OutOfMemoryError):
+            machine.decode(1)
+        return
+    machine.decode(1)
+    assert len(machine.engine.retracted) == 1 and not machine.batch.reqs and machine.manager.stats.failures == 1
