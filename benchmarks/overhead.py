@@ -180,7 +180,7 @@ def _arguments(argv=None):
         parser.error(str(error))
     config = args.mode.config
     if config is None or config.cap <= args.length + (args.prompt if config.start(args.prompt) == 0 else 0):
-        parser.error("--mode must be one zipage mode whose K + b no request reaches")
+        parser.error("a request would be compressed: lower --length, or give --mode a larger budget (zipage:budget=8192)")
     if args.batch * (args.prompt + args.length + 1) > args.pool:
         parser.error("--pool must hold the whole batch")
     return args

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import signal
 import threading
 
 import pytest
@@ -166,7 +167,7 @@ def test_interrupt_keeps_what_there_is(server, tmp_path, monkeypatch):
         add(self, reply)
         count.append(1)
         if len(count) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does: asyncio then ends its tasks in order
 
     with monkeypatch.context() as patch:
         patch.setattr(ReplyFile, "add", stop_at_three)
