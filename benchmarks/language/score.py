@@ -39,7 +39,8 @@ def _predict(model, hidden: torch.Tensor, following: list[int]) -> tuple[torch.T
     """(nats, likeliest token) at each position that a token follows."""
     with torch.inference_mode():
         logits = model.lm_head(hidden[: len(following)]).float()
-        return F.cross_entropy(logits, torch.tensor(following), reduction="none"), logits.argmax(dim=-1)
+        nats = F.cross_entropy(logits, torch.tensor(following, device=logits.device), reduction="none")
+        return nats.cpu(), logits.argmax(dim=-1).cpu()
 
 
 def full_pass(model, document: Document, cuts: set[int], window: int) -> FullPass:
