@@ -7,7 +7,7 @@ a copy-out if one is due, and one page of slack.
 
 from __future__ import annotations
 
-from zipage_patches import active, telemetry
+from zipage_patches import active, parking, telemetry
 from zipage_sglang import plan
 from zipage_sglang.pressure import Shortage
 
@@ -30,10 +30,10 @@ def _waiting_growth(engine, req, page: int) -> int:
 
 def running_offset(original, adder, req):
     """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens."""
-    return _running_growth(active.manager().engine, req, adder.page_size)
+    return running_growth(active.manager().engine, req, adder.page_size)
 
 
-def _running_growth(engine, req, page: int) -> int:
+def running_growth(engine, req, page: int) -> int:
     """Slots that a running request may still take before it gives some back, one page of slack included.
 
     A row beyond its trigger takes none: it gives back when it must.
@@ -56,12 +56,13 @@ def shortage(engine, batch) -> Shortage:
     copies = max(sizes, default=0)
     # Two steps: under overlap scheduling another step's slots are taken before this one's rows come back.
     now = 2 * page * len(batch.reqs) + copies - free
-    full = len(batch.reqs) >= scheduler.max_running_requests
+    holders = [r for r in batch.reqs if engine.holds_kv(r)] + parking.parked()
+    full = len(holders) >= scheduler.max_running_requests
     if full or not scheduler.waiting_queue:
         return Shortage(now, None, free)
     head = scheduler.waiting_queue[0]
     need = plan.ceil_page(len(head.origin_input_ids) + len(head.output_ids), page) + _waiting_growth(engine, head, page) + page
-    return Shortage(now, need + sum(_running_growth(engine, r, page) for r in batch.reqs if engine.holds_kv(r)) - free, free)
+    return Shortage(now, need + sum(running_growth(engine, r, page) for r in holders) - free, free)
 
 
 def add_one_req(original, adder, req, *args, **kwargs):

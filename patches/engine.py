@@ -14,7 +14,7 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from zipage_patches import admission
+from zipage_patches import admission, parking
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
@@ -194,15 +194,23 @@ class SGLangEngine:
         req.cache_protected_len = cut
         req.prefix_indices = req.prefix_indices[:cut]
 
-    def retract(self, batch, indices: list[int]):
-        """Take requests out of the batch; `requeue` sends them back to the waiting queue, to be prefilled again."""
-        gone = set(indices)
-        reqs = [batch.reqs[i] for i in indices]
-        for n, index in enumerate(indices):
+    @staticmethod
+    def ending(req) -> bool:
+        """Whether the next step that is run with the request is its last."""
+        return req.to_finish is not None
+
+    def leave(self, batch, parked: list[int], retracted: list[int]) -> dict:
+        """Take requests out of the batch.  Returns {index: place} of those that keep their row and come back by `parking`;
+        `requeue` sends the others back to the waiting queue, to be prefilled again."""
+        places = {index: parking.split_off(batch, index) for index in parked}
+        reqs = [batch.reqs[i] for i in retracted]
+        for n, index in enumerate(retracted):
             batch.release_req(index, len(batch.reqs) - n - 1, self.scheduler.server_args)
+        gone = {*places, *retracted}
         batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in gone])
         batch.batch_is_full = False
         self.retracted += reqs
+        return places
 
     def requeue(self):
         """After this pass's admission: under overlap scheduling the last step's result is still to come, and would be added to a

@@ -70,6 +70,11 @@ class ZipageServerArgs(ServerArgs):
     zipage_when: A[Optional[str], _memory(
         f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room for all, "
         f"and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
+    zipage_query_slots: A[Optional[int], _memory(
+        "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); others "
+        "wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
+    zipage_max_compress: A[Optional[int], _memory(
+        "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
 
     def __post_init__(self):
         if self.enable_zipage:

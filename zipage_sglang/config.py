@@ -28,6 +28,8 @@ class ZipageConfig:
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
     the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
     when: `always` at K + b, or from there on only under memory `pressure`.
+    query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
+    are expected, with a margin.  max_compress: compressions a step, 0: no limit.
     Raises ValueError (naming the flag) for values that cannot work.
     """
 
@@ -45,6 +47,8 @@ class ZipageConfig:
     seed: int = 0
     prefix: str = "keep"
     when: str = "always"
+    query_slots: int = 0
+    max_compress: int = 0
 
     @property
     def cap(self) -> int:
@@ -89,6 +93,10 @@ class ZipageConfig:
         need(0.0 <= self.alpha <= 1.0, "alpha", f"must be between 0 and 1, got {self.alpha}")
         need(0.0 <= self.lam <= 1.0, "lambda", f"must be between 0 and 1, got {self.lam}")
         need(self.tau > 0.0 and math.isfinite(self.tau), "tau", f"must be positive, got {self.tau}")
+        need(0 <= self.query_slots, "query-slots", f"must not be negative, got {self.query_slots}")
+        need(0 <= self.max_compress, "max-compress", f"must not be negative, got {self.max_compress}")
+        need(self.max_compress == 0 or self.when == "always", "max-compress",
+             "cannot be kept with --zipage-when pressure, where pages must come free at once; drop one of the two")
         need(0 <= self.seed < 2**32, "seed", f"must be a 32-bit unsigned number, got {self.seed}")
 
     def check_page_size(self, page_size: int):

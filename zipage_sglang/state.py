@@ -15,6 +15,7 @@ class RequestState:
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  count: compressions since then.
     evicted: true length - kv_len.  slot: query slot or NO_SLOT.  look_at: manager step at which the next look is booked, 0 before the first.
+    parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
     counted: whether the manager counts it among the compressed requests that hold a row.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
@@ -26,6 +27,7 @@ class RequestState:
     evicted: int = 0
     slot: int = NO_SLOT
     look_at: int = 0
+    parked_at: int = 0
     over: bool = False
     counted: bool = False
     skip_insert: bool = False

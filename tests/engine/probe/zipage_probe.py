@@ -12,6 +12,8 @@ def register():
         record(out)
     if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
         abort_chunks(json.loads(chunks))
+    if count := os.environ.get("ZIPAGE_ABORT_PARKED"):
+        abort_parked(int(count))
     if spec := os.environ.get("ZIPAGE_FAIL"):
         failing_compressions(json.loads(spec))
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
@@ -59,6 +61,24 @@ def abort_chunks(chunks):
             seen[req.rid] = seen.get(req.rid, 0) + 1
             if seen[req.rid] == chunks.get(req.rid):
                 recv_reqs = [*recv_reqs, AbortReq(rid=req.rid)]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def abort_parked(count):
+    """Requests to abort arrive for `count` requests, one after the other, each while it is parked."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from zipage_patches import parking
+
+    process, gone = Scheduler.process_input_requests, set()
+
+    def processing(scheduler, recv_reqs):
+        rids = [req.rid for req in parking.parked() if req.rid not in gone]
+        if rids and len(gone) < count:
+            gone.add(rids[-1])
+            recv_reqs = [*recv_reqs, AbortReq(rid=rids[-1])]
         return process(scheduler, recv_reqs)
 
     Scheduler.process_input_requests = processing
