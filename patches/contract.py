@@ -30,6 +30,8 @@ STAGE1 = (
     Target("server_args.ServerArgs", "REPLACE", None),
     Target("entrypoints.engine.Engine.server_args_class", "REPLACE", None),
     Target("managers.scheduler.Scheduler.__init__", "AROUND", ("self", "server_args", "port_args")),
+    Target("managers.tokenizer_manager.TokenizerManager._create_tokenized_object", "AFTER",
+           ("self", "obj", "input_text", "input_ids")),
 )
 
 # Only where there is no GPU: stock SGLang cannot start there without them.
@@ -87,6 +89,8 @@ CALLS = (
     Target("sampling.penaltylib.BatchedPenalizerOrchestrator.__init__", "CALL", ("self", "vocab_size", "batch", "penalizers")),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "CALL", ("self", "req", "is_retracted")),
     Target("managers.schedule_policy.CLIP_MAX_NEW_TOKENS", "CALL", None),
+    Target("managers.schedule_batch.Req.set_finish_with_abort", "CALL", ("self", "error_msg")),
+    Target("sampling.sampling_params.SamplingParams.custom_params", "CALL", None),
     Target("configs.hybrid_arch.mambaish_config", "CALL", ("model_config",)),
 )
 

@@ -1,6 +1,7 @@
 """Two-stage installation through SGLang's plugin framework, and the check that nothing is half installed.
 
-Stage 1, whenever plugins load: the server arguments and Scheduler.__init__; harmless while --enable-zipage is off.
+Stage 1, whenever plugins load: the server arguments, Scheduler.__init__ and the check of each request's settings; harmless while
+--enable-zipage is off.
 Stage 2, inside Scheduler.__init__ of a server with --enable-zipage, before the model is loaded: everything else.
 """
 
@@ -18,6 +19,7 @@ SOURCE = HookSource("zipage", "zipage-sglang")
 # target path (see contract.py) -> (module of this package, hook)
 HOOKS = {
     "managers.scheduler.Scheduler.__init__": ("scheduler", "scheduler_init"),
+    "managers.tokenizer_manager.TokenizerManager._create_tokenized_object": ("tokenizer", "check_settings"),
     "layers.rotary_embedding.base.RotaryEmbedding.__init__": ("cpu", "rotary_init"),
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend": ("cpu", "alloc_extend"),
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_decode": ("cpu", "alloc_decode"),

@@ -106,14 +106,18 @@ class InvariantChecker:
         assert both[0] == -both[1], f"the tensor-parallel ranks decided differently by step {self.steps}"
 
     def _check_lengths(self, batches):
-        cfg = self.manager.config
         holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if r.kv is not None]
         for batch, i, req in holders:
             copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
-            if state is not None and state.compressed and cfg.when == "always":
-                assert copies[0] <= state.start + cfg.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {cfg.cap}"
+            if state is None:
+                continue
+            if (own := state.config) is None:
+                untouched = not state.compressed and not state.evicted and not state.over and state.slot < 0
+                assert untouched, f"{req.rid}: compression is off for it, but {state}"
+            elif state.compressed and self.manager.config.when == "always":
+                assert copies[0] <= state.start + own.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {own.cap}"
         bare = [r.rid for _, _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]
         assert not bare, f"rows beyond their trigger whose queries are not kept: {bare}"
         compressed = sum(1 for _, _, r in holders if (s := self.engine.state(r)) is not None and s.compressed)

@@ -16,7 +16,7 @@ import torch
 from zipage_sglang import pressure
 from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.plan import RowPlan, plan_row
+from zipage_sglang.plan import NEVER, RowPlan, plan_row
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.watch import Composition, Watch
@@ -100,7 +100,10 @@ class Stats:
 
 
 class Manager:
-    """Owns the query slots and the compression of one scheduler's running batch."""
+    """Owns the query slots and the compression of one scheduler's running batch.
+
+    config: the server's; what a request may set for itself is in its state.
+    """
 
     def __init__(self, config: ZipageConfig, compressor: Compressor, runtime: Runtime, engine: Engine):
         self.config = config
@@ -217,13 +220,16 @@ class Manager:
         for req, state in looks:
             if not engine.holds_kv(req) or engine.state(req) is not state:
                 continue  # over, or begun anew after a retraction
+            if state.config is None:  # not to be compressed: nothing ever happens to it
+                state.look_at = NEVER
+                continue
             index = self.running.index(req)
             if index is None:  # held back by the scheduler
                 watch.book(req, state, 1)
                 continue
             kv_len = engine.kv_len(req)
             self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, kv_len)
-            trigger = state.trigger(cfg.cap, cfg.window)
+            trigger = state.trigger
             if kv_len >= trigger and cfg.when == "pressure":
                 state.over = True
                 self.over.append((req, state))
@@ -264,10 +270,11 @@ class Manager:
 
     def _compress(self, batch, due) -> list[int]:
         """Compress `due` requests; returns batch indices of those that no private slots could be found for."""
-        engine, cfg = self.engine, self.config
+        engine = self.engine
         work, stuck = [], []
         for index, req, state in due:
-            plan = plan_row(state.start, cfg.budget, engine.kv_len(req), engine.protected_len(req), engine.page_size)
+            budget = state.config.budget
+            plan = plan_row(state.start, budget, engine.kv_len(req), engine.protected_len(req), engine.page_size)
             new_slots = engine.allocate(plan.new_slots) if plan.new_slots else None
             if plan.new_slots and new_slots is None:
                 stuck.append(index)
@@ -297,17 +304,18 @@ class Manager:
         return [item.index for item in work]
 
     def _job(self, item: Compression) -> Job:
-        state, plan = item.state, item.plan
+        state, plan, budget = item.state, item.plan, item.state.config.budget
         true_len = plan.kv_len + state.evicted
         return Job(
             row=self.engine.row(item.req),
             kv_len=plan.kv_len,
             start=state.start,
             evicted=state.evicted,
-            stored=self.config.budget if state.compressed else 0,
-            keep=self.config.budget,
+            stored=budget if state.compressed else 0,
+            keep=budget,
             count=state.count,
             query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
+            config=state.config,
         )
 
     def _after(self, item: Compression):
@@ -319,7 +327,7 @@ class Manager:
         if not state.counted:
             self.compressed += 1
             state.counted = True
-        trigger = state.trigger(cfg.cap, cfg.window)
+        trigger = state.trigger
         if plan.kept < trigger - cfg.window:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT

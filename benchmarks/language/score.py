@@ -32,7 +32,7 @@ class FullPass:
 
 def first_cut(config: ZipageConfig, document: Document) -> int:
     """Tokens before the first compression."""
-    return RequestState(config.start(document.prompt_len), document.prompt_len).trigger(config.cap, config.window)
+    return RequestState(config.start(document.prompt_len), document.prompt_len, config).trigger
 
 
 def _predict(model, hidden: torch.Tensor, following: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

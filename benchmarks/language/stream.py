@@ -91,7 +91,7 @@ class Stream:
         buffers = KVBuffers(rows.k, rows.v, rows.query_cache, positions, importance, scale=c.head_dim**-0.5)
         row_table = torch.arange(1, capacity + 1, dtype=torch.int32, device=self.device)[None]
         self.compressor = Compressor(buffers, policy, config, row_table)
-        self.state = RequestState(config.start(prompt_len), prompt_len)
+        self.state = RequestState(config.start(prompt_len), prompt_len, config)
 
     @property
     def fed(self) -> int:
@@ -102,7 +102,7 @@ class Stream:
         """Tokens that may be fed before the next compression; None: any number."""
         if self.config is None:
             return None
-        return self.state.trigger(self.config.cap, self.config.window) - self.rows.length
+        return self.state.trigger - self.rows.length
 
     @torch.inference_mode()
     def feed(self, ids: list[int]) -> torch.Tensor:

@@ -52,3 +52,10 @@ def test_aborted_while_parked(tmp_path):
     assert kinds.count("abort") == 3 and kinds.count("length") == 5
     assert all(len(got["ids"]) == 300 for got in run.rounds[0] if got["reason"]["type"] == "length")
     assert run.info["parked"] > 3 and run.flushed
+
+
+@pytest.mark.full
+def test_a_token_that_penalties_miss_is_noticed(oracle_model, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("ZIPAGE_MUTATION", "uncounted_tokens")
+    with pytest.raises(AssertionError):
+        test_parked_requests_lose_nothing("slots-overlap", oracle_model, tmp_path)

@@ -20,14 +20,18 @@ from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.watch import Watch
 
 CONFIG = ZipageConfig(budget=16, block=8, window=4, policy="recent")
+# What requests may have asked for themselves; None: not to be compressed.
+OWN = (CONFIG, None, dataclasses.replace(CONFIG, budget=8), dataclasses.replace(CONFIG, budget=12, recency=0.0, policy="random"),
+       dataclasses.replace(CONFIG, prefix="compress", sinks=1))
 POOL, PAGE = 400, 4
 
 
 class Request:
     rid = "any"
 
-    def __init__(self, prompt, protected):
+    def __init__(self, prompt, protected, config=CONFIG):
         self.prompt, self.protected, self.zipage = prompt, protected, None
+        self.config = config
         self.kv, self.decoded, self.true_len, self.prefill, self.over = prompt, 0, prompt, prompt, False
         self.ending = False
 
@@ -46,7 +50,8 @@ class IntegerEngine:
         return req.zipage
 
     def new_state(self, req):
-        req.zipage = RequestState(start=self.config.start(req.prompt), prefill_len=req.prefill)
+        start = (req.config or CONFIG).start(req.prompt)
+        req.zipage = RequestState(start=start, prefill_len=req.prefill, config=req.config)
         return req.zipage
 
     def holds_kv(self, req):
@@ -65,7 +70,7 @@ class IntegerEngine:
         return self.missing
 
     def gain(self, req):
-        freed = req.kv - req.zipage.start - CONFIG.budget
+        freed = req.kv - req.zipage.start - req.config.budget
         return Gain(freed, freed - CONFIG.block)
 
     def copy_out(self, work, runtime):
@@ -85,7 +90,9 @@ class IntegerEngine:
 
     def publish(self, batch, work):
         for item in work:
+            assert item.req.config is not None, "compression is off for it"
             assert item.state.slot != NO_SLOT, "compressed without its queries"
+            assert item.plan.kept == item.state.start + item.req.config.budget
             item.req.kv = item.plan.kept
             if item.new_slots is not None:
                 item.req.protected = item.plan.cut
@@ -119,10 +126,12 @@ class ManagerMachine(RuleBasedStateMachine):
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
         self.manager = Manager(self.config, Compressor(runtime.buffers, make_policy(CONFIG), CONFIG, rows), runtime, self.engine)
 
-    @rule(prompt=st.integers(1, 60), cached=st.booleans())
-    def arrive(self, prompt, cached):
+    @rule(prompt=st.integers(1, 60), cached=st.booleans(), config=st.sampled_from(OWN))
+    def arrive(self, prompt, cached, config):
+        if config is not None and self.config.when == "pressure":
+            config = dataclasses.replace(config, when="pressure")
         if len(self.batch.reqs) < 8:
-            self.batch.reqs.append(Request(prompt, prompt // PAGE * PAGE if cached else 0))
+            self.batch.reqs.append(Request(prompt, prompt // PAGE * PAGE if cached else 0, config))
 
     @rule(steps=st.integers(1, 12))
     def decode(self, steps):
@@ -133,11 +142,12 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.manager.stats.compressions - before <= (self.config.max_compress or 99)
             for req in list(self.batch.reqs):
                 state = req.zipage
-                trigger = state.trigger(CONFIG.cap, CONFIG.window)
+                trigger = state.trigger
                 assert req.kv < trigger or state.over or req.ending, "decoded past the trigger"
                 assert not state.over or self.config.when == "pressure" and not self.engine.missing
                 kept = state.slot != NO_SLOT or req.kv < trigger - CONFIG.window
                 assert kept or req.ending, "a query of the window is lost"
+                assert req.config is not None or (state.slot, state.evicted, req.kv) == (NO_SLOT, 0, req.true_len)
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
             rows = self.manager.query_rows(self.batch.reqs)
             assert len(set(rows.values())) == len(rows) and 0 not in rows.values()
@@ -198,7 +208,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 continue
             assert req.kv + req.zipage.evicted == req.true_len
             if req.zipage.compressed and self.config.when == "always":
-                assert req.kv <= req.zipage.start + CONFIG.cap
+                assert req.kv <= req.zipage.start + req.config.cap
             assert not req.zipage.over or req.zipage.slot != NO_SLOT or req in self.engine.retracted
             if req.zipage.slot != NO_SLOT:
                 slots.append(req.zipage.slot)
@@ -233,7 +243,7 @@ PressureMachine.TestCase.settings = ManagerMachine.TestCase.settings
 TestManagerUnderPressure = PressureMachine.TestCase
 
 
-def test_pipeline_runs_once_per_step_however_many_are_due(monkeypatch):
+def test_pipeline_runs_once_per_step_and_configuration_however_many_are_due(monkeypatch):
     machine = ManagerMachine()
     calls = []
     compress = pipeline.compress
@@ -242,17 +252,21 @@ def test_pipeline_runs_once_per_step_however_many_are_due(monkeypatch):
         machine.batch.reqs.append(Request(5, 0))
     machine.decode(CONFIG.cap + 1)
     assert calls == [3]
+    other, longer = dataclasses.replace(CONFIG, recency=0.25), Request(5, 0)
+    machine.batch.reqs = [Request(5, 0, other), longer, Request(5, 0, other), Request(5, 0, None)]
+    machine.decode(CONFIG.cap + 1)
+    assert calls == [3, 2, 1] and machine.batch.reqs[3].kv == 5 + CONFIG.cap + 1
 
 
 def test_the_last_booking_counts():
-    watch, state = Watch(), RequestState(start=0, prefill_len=0)
+    watch, state = Watch(), RequestState(start=0, prefill_len=0, config=CONFIG)
     watch.book("r", state, 2)
     watch.book("r", state, 3)
     assert [watch.due() for _ in range(4)] == [[], [], [("r", state)], []]
 
 
 def test_a_booking_that_comes_back_to_its_first_step_is_one_look():
-    watch, state = Watch(), RequestState(start=0, prefill_len=0)
+    watch, state = Watch(), RequestState(start=0, prefill_len=0, config=CONFIG)
     for steps in (3, 1, 3):
         watch.book("r", state, steps)
     assert [watch.due() for _ in range(3)] == [[], [], [("r", state)]]
@@ -272,6 +286,17 @@ def test_the_manager_looks_at_requests_that_are_due_only():
             req.kv, req.true_len = req.kv + 1, req.true_len + 1
         machine.manager.step(machine.batch)
     assert len(looks) == 3
+
+
+def test_a_request_that_is_not_to_be_compressed_is_never_looked_at_again_nor_remembered():
+    machine = ManagerMachine()
+    machine.batch.reqs += [Request(5, 0, None), Request(6, 0, None)]
+    looks = []
+    machine.engine.kv_len = lambda req: looks.append(req) or req.kv
+    machine.decode(3 * CONFIG.cap)
+    machine.batch.reqs.append(Request(7, 0, None))  # another batch
+    machine.decode(1)
+    assert not looks and not machine.manager.watch._booked
 
 
 def test_a_request_that_comes_back_at_once_is_seen_again():
