@@ -60,6 +60,14 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
     return max(1, min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1))
 
 
+def buffer_bytes(shape: ModelShape, window: int, kv_slots: int, query_slots: int, max_batch: int, itemsize: int,
+                 stores_importance: bool) -> int:
+    """Bytes of a Runtime's buffers, `Runtime.nbytes`, before it exists.  kv_slots: S.  itemsize: of a query's element."""
+    nowhere = query_slot_bytes(shape, 1, itemsize)
+    return (kv_slots * table_bytes_per_token(shape, stores_importance) + query_slots * query_slot_bytes(shape, window, itemsize)
+            + nowhere + 8 * max_batch)
+
+
 class Runtime:
     """Owns the query cache and the tables; hands them to the pipeline as one KVBuffers."""
 
