@@ -27,6 +27,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     original(scheduler, server_args, *args, **kwargs)
     refusals.check_scheduler(scheduler)
     engine = SGLangEngine(scheduler, active.config)
+    assert active.runtime is not None
     manager = Manager(active.config, active.compressor, active.runtime, engine)
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
@@ -40,6 +41,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
 def _say_what_fits(scheduler):
     config, pool, context = active.config, scheduler.max_total_num_tokens, scheduler.model_config.context_len
     fits = what_fits(config, pool, scheduler.page_size, context)
+    assert active.runtime is not None
     buffers = active.runtime.buffers
     kv_bytes = sum(t.numel() * t.element_size() for t in (*buffers.k_buffers, *buffers.v_buffers))
     ours = active.runtime.nbytes + active.workspace_bytes

@@ -14,7 +14,7 @@ from zipage_patches.memory import largest_graph_batch, local_shape
 from zipage_sglang.sizing.planner import Setting
 from zipage_sglang.sizing.speed import Weights
 
-# Bits of a linear layer's weight by `quantization_config.quant_method`; those not here, or with a width of their own, need --weights.
+# Bits of a linear layer's weight by `quantization_config.quant_method`; those not here need --weights.
 QUANTISED_BITS = {"fp8": 8, "awq": 4, "gptq": 4, "modelopt": 8, "mxfp4": 4}
 
 

@@ -11,7 +11,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit status.  Flags that a command does not know go to SGLang's parser."""
     parser = argparse.ArgumentParser(prog="python -m zipage_sglang", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check versions, hooks and, with --model-path, a model and flags")
+    doctor = commands.add_parser("doctor", allow_abbrev=False,
+                                 help="check versions, hooks and, with --model-path, a model and flags")
     doctor.add_argument("--model-path", help="folder or hub name of a model to check")
     _add_plan(commands)
     args, flags = parser.parse_known_args(argv)

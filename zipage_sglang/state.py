@@ -14,7 +14,8 @@ class RequestState:
     """Lives on SGLang's request object from its first decode step to its end or retraction.
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  count: compressions since then.
-    evicted: true length - kv_len.  slot: query slot or NO_SLOT.  look_at: manager step at which the next look is booked, 0 before the first.
+    evicted: true length - kv_len.  slot: query slot or NO_SLOT.
+    look_at: manager step at which the next look is booked, 0 before the first.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
     counted: whether the manager counts it among the compressed requests that hold a row.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.

@@ -146,7 +146,7 @@ def test_gpus():
 def test_reports():
     plan = make_plan(setting(), 512, 8192, 4800)
     text = report.as_text(plan, "H200", 512, 8192)
-    assert max(map(len, text.splitlines())) <= 150
+    assert max(map(len, text.splitlines())) <= 130
     assert f"--max-running-requests {plan.zipage.running} " in text and f"{plan.pool:,} tokens" in text
     assert "No times" in report.as_text(make_plan(setting()), "GPU", 0, None)
     data = json.loads(json.dumps(report.as_dict(plan)))

@@ -25,15 +25,17 @@ def as_text(plan: Plan, gpu: str, prompt: int, output: int | None) -> str:
     s, o = plan.setting, plan.overhead
     shape = s.shape
     length = f"{output:,} output tokens" if output else f"output up to the context length of {s.context_len:,}"
+    fit, reached = plan.max_running_requests, [f"{100 * share:.0f}" for share in REACHED]
     lines = [
         f"{s.name}, {s.dtype}, on {s.tp} x {gpu}" + (", figures of one GPU" if s.tp > 1 else ""),
         "",
         f"weights         {gib(s.weights.total / s.tp):>11}",
-        f"KV pool         {gib(plan.pool * s.kv_bytes):>11}   {plan.pool:,} tokens of {s.kv_bytes / 1024:,.1f} KiB: {shape.layers} layers, "
-        f"{shape.kv_heads} KV heads of {shape.head_dim}",
-        f"plugin          {gib(o.total):>11}   {100 * o.share:.1f} % of the KV pool: positions and scores {gib(o.positions_and_scores)}, "
-        f"query slots {gib(o.query_slots)}, workspace {gib(o.workspace)}",
-        f"left            {gib(s.memory * (1 - s.fraction)):>11}   activations and CUDA graphs (--mem-fraction-static {s.fraction:g})",
+        f"KV pool         {gib(plan.pool * s.kv_bytes):>11}   {plan.pool:,} tokens of {s.kv_bytes / 1024:,.1f} KiB: "
+        f"{shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}",
+        f"plugin          {gib(o.total):>11}   {100 * o.share:.1f} % of the KV pool: positions and scores "
+        f"{gib(o.positions_and_scores)}, query slots {gib(o.query_slots)}, workspace {gib(o.workspace)}",
+        f"left            {gib(s.memory * (1 - s.fraction)):>11}   activations and CUDA graphs "
+        f"(--mem-fraction-static {s.fraction:g})",
         "",
         f"Requests of {prompt:,} prompt and {length} (K {s.config.budget:,}, b {s.config.block:,}, {s.config.policy}):",
         f"{'':28}{'zipage':>14}{'full KV':>14}",
@@ -45,15 +47,14 @@ def as_text(plan: Plan, gpu: str, prompt: int, output: int | None) -> str:
         lines += [
             _row("decode step, ms", plan, lambda x: _range(x.step.fast_ms, x.step.slow_ms, 1)),
             _row("output tokens/s", plan, lambda x: _range(x.tokens_per_second[1], x.tokens_per_second[0], 0)),
-            f"Times: bytes read at {100 * REACHED[0]:.0f} to {100 * REACHED[1]:.0f} % of the memory bandwidth (what decode steps reached on an H200); "
-            "prefill and other limits come on top.",
+            f"Times: bytes read at {reached[0]} to {reached[1]} % of the memory bandwidth, as decode steps did on an H200.",
         ]
     else:
         lines.append("No times: say which GPU it is (--gpu) or give its memory bandwidth (--bandwidth, GB/s).")
     lines += [
-        "zipage: what admission can promise, to the end. full KV: as many as hold the pool on average; in fact it is retracted before.",
+        "zipage: what admission can promise, to the end. full KV: what fits on average; requests are retracted before that.",
         "",
-        f"recommended     --max-running-requests {plan.max_running_requests} --cuda-graph-max-bs-decode {plan.cuda_graph_max_bs}",
+        f"recommended     --max-running-requests {fit} --cuda-graph-max-bs-decode {plan.cuda_graph_max_bs}",
     ]
     return "\n".join(lines)
 
