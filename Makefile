@@ -38,7 +38,7 @@ lint: venv
 
 docs: venv
 	@$(PY) -c "import material" 2>/dev/null || $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	@$(PY) -m mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 dist: venv
 	@$(PY) -m build
