@@ -1,6 +1,9 @@
 # make demo       compressed and full KV beside each other, two real servers
 # make test       unit and engine tests (CPU is enough)
 # make test-full  those and one engine per case
+# make lint       ruff and mypy (seconds)
+# make docs       docs/ as a website in build/site
+# make dist       wheel and source archive in dist/
 # make venv       only the environment; VENV=folder puts it, or uses it, elsewhere
 # make demo ARGS="--help": the demo's options; make test ARGS="-k name": pytest's
 
@@ -12,7 +15,7 @@ PY := $(VENV)/bin/python
 # Threads that fight for few cores stall SGLang's CPU engine.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-full venv
+.PHONY: demo test test-full lint docs dist venv
 .NOTPARALLEL:
 
 demo: venv
@@ -23,6 +26,22 @@ test: venv
 
 test-full: venv
 	@$(PY) -m pytest -m "" -n 2 --dist loadgroup $(ARGS)
+
+# mypy sees kernels/ and patches/ under the names they are imported by; its cache lies with the environment.
+lint: venv
+	@$(PY) -m ruff check .
+	@types="$$(mktemp -d)"; trap 'rm -rf "$$types"' EXIT; \
+	ln -s "$(CURDIR)/zipage_sglang" "$$types/zipage_sglang"; \
+	ln -s "$(CURDIR)/kernels" "$$types/zipage_kernels"; ln -s "$(CURDIR)/patches" "$$types/zipage_patches"; \
+	cd "$$types" && MYPYPATH="$$types" "$(abspath $(PY))" -m mypy --config-file "$(CURDIR)/pyproject.toml" \
+	  --cache-dir "$(abspath $(VENV))/.mypy_cache" -p zipage_sglang -p zipage_kernels -p zipage_patches
+
+docs: venv
+	@$(PY) -c "import material" 2>/dev/null || $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+dist: venv
+	@$(PY) -m build
 
 # The stamp names what was installed and from where, so that an edited file or a second clone that shares the folder is
 # installed again, and an unchanged one is not.
@@ -39,7 +58,7 @@ venv:
 	  "$(PYTHON)" -m venv "$(VENV)"; \
 	fi; \
 	rm -f "$$stamp"; \
-	"$(PY)" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".[test,eval]" \
+	"$(PY)" -m pip install --disable-pip-version-check --no-input -c constraints.txt -e ".[test,eval,dev]" \
 	  | awk '/^(Collecting|  Downloading|Installing|Successfully)/ { print substr($$0, 1, 100); fflush() }'; \
-	[ "$${PIPESTATUS[0]}" = 0 ] || { echo "make: pip failed; run '$(PY) -m pip install -c constraints.txt -e .[test,eval]' to see why" >&2; exit 1; }; \
+	[ "$${PIPESTATUS[0]}" = 0 ] || { echo "make: pip failed; run '$(PY) -m pip install -c constraints.txt -e .[test,eval,dev]' to see why" >&2; exit 1; }; \
 	echo "$$key" > "$$stamp"

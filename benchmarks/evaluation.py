@@ -6,7 +6,6 @@ prints pass@1 with 95 % bootstrap intervals over problems.  A run that was stopp
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re

@@ -24,10 +24,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import ceiling, provenance, table, timeline
+from benchmarks import provenance, table, timeline
 from benchmarks.measures import percentile
 from benchmarks.modes import Mode, parse_modes
 from benchmarks.shapes import MODELS, engine_arguments, token_ids
+from zipage_sglang.sizing import ceiling
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.runtime import Runtime
 
-config: ZipageConfig | None = None
+if TYPE_CHECKING:
+    from zipage_patches.telemetry import Metrics
+    from zipage_sglang.invariants import InvariantChecker
+
+# Set before the first hook that reads them; runtime is looked at earlier, by warm-up forwards.
+config: ZipageConfig = None  # type: ignore[assignment]
+compressor: Compressor = None  # type: ignore[assignment]
 runtime: Runtime | None = None
-compressor: Compressor | None = None
 workspace_bytes = 0
-checker = None
-metrics = None
-_manager = None
+fixed_bytes = 0  # of it and of the query slots that do not grow with the pool
+checker: InvariantChecker | None = None
+metrics: Metrics | None = None
+_manager: Any = None
 
 
-def manager():
+def manager() -> Any:
     """The manager, or None before the scheduler is built (warm-up and graph capture run earlier)."""
     return _manager
 

@@ -27,9 +27,9 @@ def rotary_init(self, *args, **kwargs):
     if torch.cuda.is_available() or "vllm._custom_ops" in sys.modules:
         return None
     ops = types.ModuleType("vllm._custom_ops")
-    ops.rotary_embedding = rotary_embedding
+    vars(ops)["rotary_embedding"] = rotary_embedding
     parent = sys.modules.setdefault("vllm", types.ModuleType("vllm"))
-    parent._custom_ops = sys.modules["vllm._custom_ops"] = ops
+    vars(parent)["_custom_ops"] = sys.modules["vllm._custom_ops"] = ops
     return None
 
 

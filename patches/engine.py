@@ -112,19 +112,19 @@ class SGLangEngine:
 
     def copy_out(self, work: list[Compression], runtime):
         """Give private slots to the rows that the tree owns and the compression will write; move the tree lock up."""
-        moved = [item for item in work if item.new_slots is not None]
+        moved = [(item, item.new_slots) for item in work if item.new_slots is not None]
         if not moved:
             return
         table = self.row_pool.req_to_token
         old = []
-        for item in moved:
+        for item, new_slots in moved:
             row = table[item.req.req_pool_idx]
             item.old_slots = row[item.plan.cut : item.plan.copied].to(torch.int64)
             old.append(item.old_slots)
-            row[item.plan.cut : item.plan.copied] = item.new_slots.to(torch.int32)
+            row[item.plan.cut : item.plan.copied] = new_slots.to(torch.int32)
         # Rows are rewritten on the schedule stream (the decode step in flight has read them already); the copy itself must
         # follow that step, which still reads the old slots.
-        src, dst = torch.cat(old), torch.cat([item.new_slots for item in moved])
+        src, dst = torch.cat(old), torch.cat([new_slots for _, new_slots in moved])
         with self.forward_stream():
             runtime.copy_slots(src, dst)
         if self.device.type == "cuda":
@@ -160,6 +160,7 @@ class SGLangEngine:
     def gain(self, req) -> Gain:
         """What compressing a row beyond its trigger yields."""
         state = self.state(req)
+        assert state is not None and state.config is not None
         cfg = state.config
         row = plan.plan_row(state.start, cfg.budget, self.kv_len(req), self.protected_len(req), self.page_size)
         freed = row.kv_len - row.free_from - row.new_slots

@@ -41,6 +41,7 @@ def attention_forward(original, backend, q, k, v, layer, forward_batch, save_kv_
             runtime.store_query(index, q)
         return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     main, side = torch.cuda.current_stream(), runtime.side_stream
+    assert side is not None  # graphs are captured on CUDA only
     side.wait_stream(main)
     with torch.cuda.stream(side):
         runtime.store_query(index, q)

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from zipage_patches import active, refusals
-from zipage_sglang.compressor import Compressor, most_candidates
+from zipage_sglang.compressor import Compressor
 from zipage_sglang.policies import make_policy
-from zipage_sglang.runtime import (
-    ModelShape,
-    Runtime,
-    default_query_slots,
-    query_slot_bytes,
-    table_bytes_per_token,
-    workspace_bytes,
-)
+from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots
+from zipage_sglang.sizing.memory import fixed, overhead_per_token, workspace
 
 
 def cell_size(result, configurator, kvc, num_layers):
-    """AFTER DefaultPoolConfigurator._compute_cell_size: bytes per KV slot, tables and query slots included.
-
-    Query slots are proportional to the pool (one per K + b - w tokens), so they belong in the same figure.
-    """
+    """AFTER DefaultPoolConfigurator._compute_cell_size: bytes per KV slot, tables and query slots included."""
     config, model = active.config, kvc.model_config
-    tp_size = kvc.server_args.tp_size
-    q_heads = max(1, model.num_attention_heads // tp_size)
-    shape = ModelShape(num_layers, q_heads, model.get_num_kv_heads(tp_size), model.head_dim, 1.0)
-    longest = most_candidates(config)
-    if config.when == "pressure":  # one row of any length
-        longest = max(longest, model.context_len)
-    active.workspace_bytes = workspace_bytes(shape, longest)
-    per_slot = query_slot_bytes(shape, config.window, kvc.model_dtype.itemsize)
-    per_token = table_bytes_per_token(shape, make_policy(config).stores_importance)
-    return result + per_token + -(-per_slot // max(1, config.cap - config.window))
+    shape = local_shape(model, kvc.server_args.tp_size, num_layers)
+    active.workspace_bytes = workspace(config, shape, model.context_len)
+    active.fixed_bytes = fixed(config, shape, model.context_len, kvc.model_dtype.itemsize)
+    return result + overhead_per_token(config, shape, kvc.model_dtype.itemsize)
+
+
+def local_shape(model_config, tp_size: int, num_layers: int) -> ModelShape:
+    """What one rank holds, as far as sizes go (not scale and first indices)."""
+    q_heads = max(1, model_config.num_attention_heads // tp_size)
+    return ModelShape(num_layers, q_heads, model_config.get_num_kv_heads(tp_size), model_config.head_dim, 1.0)
 
 
 def pool_sizes(original, configurator, available_bytes, page_size):
-    """AROUND DefaultPoolConfigurator.calculate_pool_sizes: leave room for the workspace, which does not grow with the pool."""
-    return original(configurator, max(0, available_bytes - active.workspace_bytes), page_size)
+    """AROUND DefaultPoolConfigurator.calculate_pool_sizes: leave room for what does not grow with the pool."""
+    return original(configurator, max(0, available_bytes - active.fixed_bytes), page_size)
 
 
 def post_memory_pool(result, model_runner):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 BACKENDS = ("flashinfer", "triton", "torch_native")
+BACKEND_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 # (ServerArgs field, accepted values, why).  A field that an SGLang release does not have cannot be set there.
 FLAGS = (
@@ -67,7 +68,7 @@ def check_flags(args):
     for name, why in ENVIRONMENT:
         if os.environ.get(name, "").lower() in ("1", "true", "yes"):
             refuse(f"{name}=1", why, f"Unset {name}.")
-    for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+    for field in BACKEND_FIELDS:
         backend = getattr(args, field, None)
         if backend is not None and backend not in BACKENDS:
             refuse(f"{_flag(field)} {backend}", "it was not tested with rows in mixed token order",

@@ -12,6 +12,7 @@ from zipage_patches.engine import SGLangEngine
 from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
+from zipage_sglang.sizing.memory import what_fits
 
 logger = logging.getLogger("zipage")
 MOST_FAILURES = 3  # of one request's compressions, after which it is not tried again
@@ -26,6 +27,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     original(scheduler, server_args, *args, **kwargs)
     refusals.check_scheduler(scheduler)
     engine = SGLangEngine(scheduler, active.config)
+    assert active.runtime is not None
     manager = Manager(active.config, active.compressor, active.runtime, engine)
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
@@ -38,7 +40,8 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
 
 def _say_what_fits(scheduler):
     config, pool, context = active.config, scheduler.max_total_num_tokens, scheduler.model_config.context_len
-    bound = config.cap + scheduler.page_size
+    fits = what_fits(config, pool, scheduler.page_size, context)
+    assert active.runtime is not None
     buffers = active.runtime.buffers
     kv_bytes = sum(t.numel() * t.element_size() for t in (*buffers.k_buffers, *buffers.v_buffers))
     ours = active.runtime.nbytes + active.workspace_bytes
@@ -46,7 +49,7 @@ def _say_what_fits(scheduler):
         "zipage on: budget %d, block %d, policy %s; a request holds at most its prompt and %d private tokens: about %d fit the "
         "pool of %d tokens at any length, without compression %d that grow to the context length of %d; tables, query slots "
         "and workspace take %.1f MiB, %.1f %% of the KV pool's memory",
-        config.budget, config.block, config.policy, bound, pool // bound, pool, pool // context, context, ours / 2**20,
+        config.budget, config.block, config.policy, fits.bound, fits.bounded, pool, fits.unbounded, context, ours / 2**20,
         100 * ours / kv_bytes,
     )
 

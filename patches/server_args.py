@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -65,11 +65,12 @@ class ZipageServerArgs(ServerArgs):
         f"Seed of the 'random' policy. Default {_DEFAULT['seed']}."), NS("memory")] = None
     zipage_prefix: A[Optional[str], _memory(
         f"'keep': the prompt is never evicted and does not count in the budget; 'compress': it is evicted like any other "
-        f"token; 'auto': 'compress' for prompts longer than the budget. Default {_DEFAULT['prefix']}.", PREFIX_MODES), NS("memory")] = None
-
+        f"token; 'auto': 'compress' for prompts longer than the budget. Default {_DEFAULT['prefix']}.", PREFIX_MODES),
+        NS("memory")] = None
     zipage_when: A[Optional[str], _memory(
-        f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room for all, "
-        f"and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
+        f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room "
+        f"for all, and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN),
+        NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
         "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); others "
         "wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
@@ -133,8 +134,7 @@ class ZipageServerArgs(ServerArgs):
             setattr(self, _field(f.name), getattr(config, f.name))
 
     def _choose_backend(self):
-        named = self.attention_backend or self.prefill_attention_backend or self.decode_attention_backend
-        if named is None:
+        if not any(getattr(self, field) for field in refusals.BACKEND_FIELDS):
             on_cpu = self.device == "cpu" or not torch.cuda.is_available()
             self.attention_backend = "torch_native" if on_cpu else "flashinfer"
 
@@ -149,7 +149,7 @@ def _config_from(args) -> ZipageConfig:
     preset = args.zipage_preset or os.environ.get("ZIPAGE_PRESET")
     if preset is not None and preset not in PRESETS:
         raise ValueError(f"--zipage-preset: must be one of {', '.join(PRESETS)}, got {preset!r}")
-    values = dict(PRESETS.get(preset, {}))
+    values: dict[str, Any] = dict(PRESETS[preset]) if preset else {}
     for f in dataclasses.fields(ZipageConfig):
         if (value := getattr(args, _field(f.name))) is not None:
             values[f.name] = value
@@ -166,7 +166,7 @@ def _refuse_idle_flags(args):
 
 
 def _from_text(field: dataclasses.Field, text: str):
-    kind = type(field.default)
+    kind: type = type(field.default)
     try:
         return kind(text)
     except ValueError:

@@ -40,7 +40,7 @@ class Job(NamedTuple):
     evicted: int
     stored: int
     keep: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody asks this tuple to count
     query_rows: list[int]
     config: ZipageConfig | None = None
 
@@ -143,8 +143,8 @@ class Compressor:
     def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor, config: ZipageConfig):
         """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten.  config: of all the jobs."""
         size, fields = len(jobs), NUMBERS
-        index, *counts = inputs[: fields * size].view(fields, size)
-        counts = Lengths(*counts)
+        index, *others = inputs[: fields * size].view(fields, size)
+        counts = Lengths(*others)
         ops.gather_rows(self.row_table, index, counts.kv_lens, rows)
         batch = CompressionBatch(
             rows=rows,

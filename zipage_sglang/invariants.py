@@ -16,7 +16,7 @@ from zipage_sglang.plan import ceil_page
 ENVIRONMENT = "ZIPAGE_CHECK_INVARIANTS"
 
 
-def from_environment(manager) -> "InvariantChecker | None":
+def from_environment(manager) -> InvariantChecker | None:
     """The checker if the environment asks for it."""
     return InvariantChecker(manager) if os.environ.get(ENVIRONMENT, "0") == "1" else None
 

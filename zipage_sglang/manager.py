@@ -249,7 +249,8 @@ class Manager:
     def _needed(self, batch):
         """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure."""
         engine = self.engine
-        self.over = [(req, state) for req, state in self.over if state.over and engine.holds_kv(req) and engine.state(req) is state]
+        self.over = [(req, state) for req, state in self.over
+                     if state.over and engine.holds_kv(req) and engine.state(req) is state]
         rows = [(self.running.index(req), req, state) for req, state in self.over]
         rows = sorted((row for row in rows if row[0] is not None), key=lambda row: (-engine.kv_len(row[1]), row[0]))
         if not rows:

@@ -17,7 +17,8 @@ from zipage_sglang.pipeline import KVBuffers
 
 POSITION_BYTES = 4
 IMPORTANCE_BYTES = 2
-MARGIN = 4  # query slots for each one that is expected to be in use
+MARGIN = 4  # query slots for each one that is expected to be in use,
+EXTRA_SLOTS = 4  # and beside those
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,20 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
     most = min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1)
     if config.query_slots:
         return min(config.query_slots, most)
-    return max(1, min(most, math.ceil(MARGIN * most * config.window / config.block) + 4))
+    return max(1, min(most, math.ceil(slot_share(config) * most) + EXTRA_SLOTS))
+
+
+def slot_share(config: ZipageConfig) -> float:
+    """Of the requests that fit the pool, those that have a query slot each."""
+    return min(1.0, MARGIN * config.window / config.block)
+
+
+def buffer_bytes(shape: ModelShape, window: int, kv_slots: int, query_slots: int, max_batch: int, itemsize: int,
+                 stores_importance: bool) -> int:
+    """Bytes of a Runtime's buffers, `Runtime.nbytes`, before it exists.  kv_slots: S.  itemsize: of a query's element."""
+    nowhere = query_slot_bytes(shape, 1, itemsize)
+    return (kv_slots * table_bytes_per_token(shape, stores_importance) + query_slots * query_slot_bytes(shape, window, itemsize)
+            + nowhere + 8 * max_batch)
 
 
 class Runtime:

@@ -16,7 +16,8 @@ class RequestState:
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  config: the request's own, None where it is
     not to be compressed.  count: compressions since the prefill.
-    evicted: true length - kv_len.  slot: query slot or NO_SLOT.  look_at: manager step at which the next look is booked, 0 before the first.
+    evicted: true length - kv_len.  slot: query slot or NO_SLOT.
+    look_at: manager step at which the next look is booked, 0 before the first.
     parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
     counted: whether the manager counts it among the compressed requests that hold a row.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
+
+from zipage_sglang.state import RequestState
 
 
 class Composition:
@@ -42,7 +45,7 @@ class Watch:
         state.look_at = self.now + max(1, steps)
         self._booked[state.look_at][id(state)] = (req, state)  # once, should it come back to a step it was moved away from
 
-    def due(self) -> list:
+    def due(self) -> list[tuple[Any, RequestState]]:
         """The next step begins: (request, state) of all that must be looked at now."""
         self.now += 1
         return [(req, state) for req, state in self._booked.pop(self.now, {}).values() if state.look_at == self.now]

@@ -71,7 +71,7 @@ def main():
                 pr = [p.ids()[0] for _, _, p in part]
                 outs = (hf_generate(m, pr, mx, temp, b) if a.backend == "hf" else
                         m.generate(m.p, pr, mx, temp, dtype=dt, seed=b))
-                for (f, i, p), o in zip(part, outs):
+                for (f, _, p), o in zip(part, outs):
                     o = o[:o.index(EOS) + 1] if EOS in o else o
                     txt = detok(o)
                     ntok += len(o)

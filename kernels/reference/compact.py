@@ -43,6 +43,7 @@ def compact(
 
             write(tables.positions[layer], positions[r, layer])
             if importance_new is not None:
+                assert tables.importance is not None
                 write(tables.importance[layer], importance_new[r, layer])
 
 

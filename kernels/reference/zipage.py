@@ -34,6 +34,7 @@ def zipage_score(
     positions: int32 [R, L, H, C] from `gather_positions`.  Returns (Z, unpooled F), fp32 [R, L, H, C], undefined at
     padding.
     """
+    assert tables.importance is not None
     previous = gather_importance(tables.importance, batch)
     importance = torch.maximum(attention_score(k_buffers, query_cache, batch, scale), alpha * previous)
     used = importance

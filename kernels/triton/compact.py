@@ -127,7 +127,10 @@ def compact(
     lines = size * num_layers * num_heads
     moves = torch.empty((lines, 2, max(most, 1)), dtype=torch.int32, device=keep.device)
     counts = torch.empty(lines, dtype=torch.int32, device=keep.device)
-    importance_table = None if importance_new is None else tables.importance.view(torch.int16)
+    importance_table = None
+    if importance_new is not None:
+        assert tables.importance is not None
+        importance_table = tables.importance.view(torch.int16)
     lengths, layer_stride = batch.lengths, tables.positions.stride(0)
     _plan[(lines,)](
         keep, positions, importance_new, tables.positions, importance_table, batch.rows, lengths.kv_lens, lengths.starts,

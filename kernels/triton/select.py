@@ -147,4 +147,6 @@ def select_forced(
     scores: torch.Tensor, positions: torch.Tensor, batch: CompressionBatch, reserve: int, sinks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `zipage_kernels.reference.select_forced.select_forced`."""
-    return _selected(scores, positions, batch, (reserve, sinks))
+    keep, forced = _selected(scores, positions, batch, (reserve, sinks))
+    assert forced is not None
+    return keep, forced

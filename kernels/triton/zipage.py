@@ -114,6 +114,7 @@ def zipage_score(
     scores, importance = torch.empty_like(attention), torch.empty_like(attention)
     size, num_layers, num_heads, candidates = positions.shape
     table, lengths = tables.importance, batch.lengths
+    assert table is not None
     _combine[(size * num_layers * num_heads,)](
         attention, totals, protected, order, table, batch.rows, lengths.kv_lens, lengths.starts, lengths.stored,
         lengths.counts, scores, importance, batch.rows.stride(0), table.stride(0), alpha, lam, tau, num_layers, candidates,

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "unit"))
-from kernel_cases import Request, make_case  # noqa: E402
-from test_compressor import jobs_of  # noqa: E402
+from kernel_cases import Request, make_case
+from test_compressor import jobs_of
 
-from zipage_kernels import reference  # noqa: E402
-from zipage_kernels.batch import CompressionBatch, Tables  # noqa: E402
-from zipage_sglang.compressor import Compressor  # noqa: E402
-from zipage_sglang.config import ZipageConfig  # noqa: E402
-from zipage_sglang.pipeline import KVBuffers, compress  # noqa: E402
-from zipage_sglang.policies import make_policy  # noqa: E402
+from zipage_kernels import reference
+from zipage_kernels.batch import CompressionBatch, Tables
+from zipage_sglang.compressor import Compressor
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.pipeline import KVBuffers, compress
+from zipage_sglang.policies import make_policy
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from zipage_kernels import triton as twins  # noqa: E402
+from zipage_kernels import triton as twins
 
 SCALE = 0.0883
 # A first compression behind a prompt, one in the steady state, one after a re-prefill.

@@ -38,7 +38,7 @@ class RandomModel:
         cache.true_len, cache.kv_len = end, rows.stop
         return self.logits[end - 1], list(self.queries[:, start:end])
 
-    prefill = lambda self, ids, cache: self.forward(ids, cache)[0]  # noqa: E731
+    prefill = lambda self, ids, cache: self.forward(ids, cache)[0]
 
 
 def replay(model, config, prompt_len, compressions):

@@ -46,7 +46,7 @@ def test_whole_compression_matches_the_loops(policy, redundancy, recency, dtype)
     before = copy.deepcopy(case)
     result = compress(case.batch, buffers_of(case), make_policy(config), config)
     assert result.nan_counts.tolist() == [0, 0, 0, 0]
-    for r, layer, head, n in rows(before):
+    for r, layer, head, _ in rows(before):
         scores, importance, positions = naive_scores(config, before, r, layer, head)
         true_len = requests[r].kv_len + requests[r].evicted
         reserve = max(3, math.floor(recency * 8))
@@ -74,7 +74,7 @@ def test_forced_are_the_last_positions_and_the_sinks():
         true_len = requests[r].kv_len + requests[r].evicted
         for j, position in enumerate(positions[r, layer, head].tolist()):
             sink = requests[r].start == 0 and position < 2  # a kept prompt, even of one token, holds the sinks already
-        assert always[r, layer, head, j].item() == (j < n and (sink or position >= true_len - 3))
+            assert always[r, layer, head, j].item() == (j < n and (sink or position >= true_len - 3))
     assert always[0, ..., -3:].all() and always[1, ..., 5:8].all() and not always[1, ..., 8:].any()
 
 

@@ -5,8 +5,9 @@ import json
 import pytest
 from scipy import stats as scipy_stats
 
-from benchmarks import ceiling, measures, modes, plots, throughput, timeline
+from benchmarks import measures, modes, plots, throughput, timeline
 from zipage_sglang.config import ZipageConfig
+from zipage_sglang.sizing import ceiling
 
 # Lines of a CPU run, decode_log_interval 1, overlap scheduling on (the retraction is of another one).
 LOG = """\

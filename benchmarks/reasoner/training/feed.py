@@ -28,7 +28,7 @@ class Batcher:
         """evict vector of a group (see evict_index), or None"""
         ev = np.full((self.G,), NEVER, np.int16)
         try:
-            for r, (ids, m, pl) in enumerate(rows):
+            for r, (ids, _, pl) in enumerate(rows):
                 ev[r * L:r * L + len(ids)] = kv_dropout(ids, pl, self.kvrng, *self.kv)
             return ev
         except Exception:

@@ -1,0 +1,1 @@
+"""What fits and how fast, before a server is started: `python -m zipage_sglang plan`."""

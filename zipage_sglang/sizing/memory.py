@@ -1,0 +1,52 @@
+"""Bytes and tokens: what the method's buffers take beside the KV pool, and how many requests fit the pool.
+
+The running server sizes its pool and writes its start-up line with these functions (patches/memory.py, patches/scheduler.py), and
+so does the planner: they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from zipage_sglang.compressor import most_candidates
+from zipage_sglang.config import ZipageConfig
+from zipage_sglang.policies import make_policy
+from zipage_sglang.runtime import EXTRA_SLOTS, ModelShape, query_slot_bytes, slot_share, table_bytes_per_token, workspace_bytes
+
+
+def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
+    """Bytes beside the KV of one pool slot: its tables, and its share of those query slots (of `itemsize` bytes an element) that grow
+    with the pool."""
+    tables = table_bytes_per_token(shape, make_policy(config).stores_importance)
+    share = 0.0 if config.query_slots else slot_share(config)
+    return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.window))
+
+
+def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int) -> int:
+    """Bytes that do not grow with the pool: the workspace and the other query slots."""
+    slots = config.query_slots or EXTRA_SLOTS + 1
+    return workspace(config, shape, context_len) + slots * query_slot_bytes(shape, config.window, itemsize)
+
+
+def workspace(config: ZipageConfig, shape: ModelShape, context_len: int) -> int:
+    """Bytes of scores while compressing; independent of the pool's size."""
+    longest = most_candidates(config)
+    if config.when == "pressure":  # one row of any length
+        longest = max(longest, context_len)
+    return workspace_bytes(shape, longest)
+
+
+class Fits(NamedTuple):
+    """bound: most private tokens that a request holds.  bounded: requests that fit the pool at any length.  unbounded: requests
+    that fit it without compression when each grows to the context length."""
+
+    bound: int
+    bounded: int
+    unbounded: int
+
+
+def what_fits(config: ZipageConfig, pool: int, page: int, context_len: int) -> Fits:
+    """pool, page, context_len: tokens."""
+    bound = config.cap + page
+    return Fits(bound, pool // bound, pool // context_len)
