@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from zipage_patches import active, telemetry
 
 
@@ -16,6 +18,7 @@ def row_free(row_pool, req):
 
 def reset_for_retract(result, req):
     """AFTER Req.reset_for_retract: the recomputed row will be exact again, so forget the compressed one."""
+    req.zipage_held_since = time.monotonic()
     state = req.__dict__.pop("zipage", None)
     if state is None:
         return

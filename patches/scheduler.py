@@ -30,8 +30,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
     if scheduler.metrics_collector is not None:
-        bound = scheduler.max_total_num_tokens // (active.config.cap + scheduler.page_size)
-        active.metrics = Metrics(manager, scheduler.metrics_collector.labels, bound)
+        active.metrics = Metrics(manager, scheduler.metrics_collector.labels)
     _say_what_fits(scheduler)
     return None
 
@@ -110,7 +109,12 @@ def get_internal_state(result, scheduler, recv_req):
             **dataclasses.asdict(manager.stats),
             "nan_scores": int(manager.compressor.nan_scores),
             "gpu_seconds": manager.compressor.seconds,
+            "compressed": manager.compressed,
+            "held_back": manager.engine.held_back(),
+            "beyond_bound": len(manager.over),
+            "concurrency_bound": manager.engine.concurrency_bound(),
             "query_slots": manager.runtime.slots,
+            "query_slots_used": manager.query_slots_used,
             "buffer_bytes": manager.runtime.nbytes,
             "workspace_bytes": active.workspace_bytes,
             "running": len(scheduler.running_batch.reqs),
