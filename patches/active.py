@@ -12,6 +12,7 @@ compressor: Compressor | None = None
 workspace_bytes = 0
 checker = None
 metrics = None
+recorder = None
 _manager = None
 
 

@@ -172,6 +172,12 @@ class SGLangEngine:
 
     def publish(self, batch, work: list[Compression]):
         """Shorten rows, return pages, and let the same pass admit into them."""
+        if active.recorder is not None:
+            with self.forward_stream():
+                for item in work:
+                    state, plan = item.state, item.plan
+                    active.recorder.compressed(item.req, self.row(item.req), state.start, plan.kept,
+                                               plan.kv_len + state.evicted, first=not state.compressed)
         lens = batch.seq_lens_cpu.clone()
         for item in work:
             req, plan = item.req, item.plan

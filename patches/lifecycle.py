@@ -8,11 +8,13 @@ from zipage_patches import active, telemetry
 
 
 def row_free(row_pool, req):
-    """BEFORE ReqToTokenPool.free: give the query slot back."""
+    """BEFORE ReqToTokenPool.free: give the query slot back, and let go of what metrics and traces want to know."""
     manager = active.manager()
     if manager is not None:
         if active.metrics is not None and req.finished():
             active.metrics.ended(**telemetry.outcome(req))
+        if active.recorder is not None:
+            active.recorder.ended(req) if req.finished() else active.recorder.dropped(req)
         manager.release(req)
 
 

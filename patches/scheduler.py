@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from http import HTTPStatus
+from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
 from zipage_patches import active, install, refusals
@@ -12,6 +13,7 @@ from zipage_patches.engine import SGLangEngine
 from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
+from zipage_sglang.trace.recorder import Recorder
 
 logger = logging.getLogger("zipage")
 MOST_FAILURES = 3  # of one request's compressions, after which it is not tried again
@@ -31,6 +33,10 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     active.checker = invariants.from_environment(manager)
     if scheduler.metrics_collector is not None:
         active.metrics = Metrics(manager, scheduler.metrics_collector.labels)
+    if server_args.zipage_trace:
+        folder, rows = Path(server_args.zipage_trace), engine.row_pool.req_to_token
+        active.recorder = Recorder(folder, active.config, active.runtime.buffers, rows, server_args.served_model_name,
+                                   scheduler.ps.tp_rank)
     _say_what_fits(scheduler)
     return None
 
