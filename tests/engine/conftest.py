@@ -12,9 +12,14 @@ FLAGS = ["--model-path", str(MODEL), "--device", "cpu", "--dtype", "float32", "-
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory):
+def server(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CHECKS.items():
             patch.setenv(name, value)
         with Server(FLAGS, tmp_path_factory.mktemp("server") / "log.txt") as server:
-            yield server.url
+            yield server
+
+
+@pytest.fixture(scope="session")
+def url(server):
+    return server.url

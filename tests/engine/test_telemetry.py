@@ -1,6 +1,7 @@
 """What an operator and a client see of compressions: Prometheus series, and meta_info of an answer."""
 
 import json
+import re
 import time
 
 import httpx
@@ -23,13 +24,18 @@ def metrics(url):
     return {s.name: (s.labels, s.value) for f in families for s in f.samples if s.name.startswith(("zipage:", "sglang:num_running"))}
 
 
-def test_meta_info_of_an_answer(url):
+def test_meta_info_and_log_line_of_an_answer(server, url):
     """Budget 128, block 32: compressed at 160, 192, ... output tokens."""
     for tokens, compressions in ((150, 0), (161, 1), (260, 4)):
         info = generate(url, tokens).json()["meta_info"]
         (said,) = info["zipage"]
         assert said == {"compressions": compressions, "evicted_tokens": 32 * compressions,
                         "kv_len": len(PROMPT) + tokens - 32 * compressions}
+    lines = re.findall(r"Decode batch.*", server.log())
+    assert any("#running-req: 1, " in line and ", #compressed-req: 1, #held-back-req: 0, " in line for line in lines), lines[-5:]
+    info = zipage(url)
+    assert info["compressed"] == info["held_back"] == info["beyond_bound"] == info["query_slots_used"] == 0
+    assert info["concurrency_bound"] == 4096 // (128 + 32 + 16) and info["freed_pages"] >= 2 * 5
 
 
 def test_meta_info_of_a_stream_comes_with_its_end(url):
