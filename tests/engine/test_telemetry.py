@@ -61,6 +61,11 @@ def test_prometheus_series(url):
         assert all(after[name][0][label] == labels[label] for label in ("model_name", "engine_type", "tp_rank"))
         assert after[name][1] == now[field] and grown(name) == now[field] - began[field]
     assert grown("zipage:compressions_total") == 5 and grown("zipage:compression_seconds_total") > 0
+    # `recent` evicts what is 128 to 159 tokens old; of five layers every second is looked at, with both KV heads.
+    assert grown("zipage:evicted_age_tokens_count") == 5 * 32 * 3 * 2
+    assert grown("zipage:evicted_age_tokens_sum") == 5 * 32 * 3 * 2 * (128 + 159) / 2
+    assert grown("zipage:freed_pages_total") == 2 * 5 and grown("zipage:held_back_seconds_total") == 0
+    assert after["zipage:held_back_reqs"][1] == 0
     assert grown("zipage:resident_tokens_count") == 3
     assert grown("zipage:resident_tokens_sum") == 3 * len(PROMPT) + 150 + 161 + 260 - 5 * 32
     assert grown("zipage:true_tokens_sum") == 3 * len(PROMPT) + 150 + 161 + 260
