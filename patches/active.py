@@ -20,6 +20,7 @@ workspace_bytes = 0
 fixed_bytes = 0  # of it and of the query slots that do not grow with the pool
 checker: InvariantChecker | None = None
 metrics: Metrics | None = None
+recorder: Any = None
 _manager: Any = None
 
 

@@ -68,6 +68,7 @@ STAGE2 = (
            ("self", "req", "has_chunked_req", "truncation_align_size")),
     Target("managers.schedule_policy.PrefillAdder._update_prefill_budget", "AROUND",
            ("self", "prefix_len", "extend_input_len", "max_new_tokens")),
+    Target("managers.scheduler_components.pool_stats_observer.PoolStats.get_decode_usage_msg_parts", "AFTER", ("self",)),
     Target("mem_cache.memory_pool.ReqToTokenPool.free", "BEFORE", ("self", "req")),
     Target("model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size", "AFTER",
            ("self", "kvc", "num_layers")),

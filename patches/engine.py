@@ -8,13 +8,14 @@ req.kv_committed_len, req.kv.kv_allocated_len and the filled part of the row.
 from __future__ import annotations
 
 import contextlib
+import time
 
 import torch
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from zipage_patches import admission, parking
+from zipage_patches import active, admission, parking
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
@@ -69,6 +70,8 @@ class SGLangEngine:
             skip_insert=req.skip_radix_cache_insert,
         )
         req.zipage = state
+        if (since := req.__dict__.pop("zipage_held_since", None)) is not None:
+            active.manager().stats.held_back_seconds += time.monotonic() - since
         return state
 
     def start(self, req) -> int:
@@ -102,6 +105,16 @@ class SGLangEngine:
         done = len(req.output_ids)
         remaining = max(req.sampling_params.max_new_tokens - done, 0)
         return self.fits(req, len(req.origin_input_ids) + done, remaining)
+
+    # --- all requests ------------------------------------------------------------------------------------------------
+
+    def held_back(self) -> int:
+        """Requests that have been retracted and wait to be prefilled again."""
+        return len(self.retracted) + sum(req.is_retracted for req in self.scheduler.waiting_queue)
+
+    def concurrency_bound(self) -> int:
+        """Requests that fit the pool at any length, their prompts not counted."""
+        return self.pool_size // (self.config.cap + self.page_size)
 
     # --- slots and rows ----------------------------------------------------------------------------------------------
 
@@ -181,6 +194,12 @@ class SGLangEngine:
 
     def publish(self, batch, work: list[Compression]):
         """Shorten rows, return pages, and let the same pass admit into them."""
+        if active.recorder is not None:
+            with self.forward_stream():
+                for item in work:
+                    state, plan = item.state, item.plan
+                    active.recorder.compressed(item.req, self.row(item.req), state.start, plan.kept,
+                                               plan.kv_len + state.evicted, first=not state.compressed)
         lens = batch.seq_lens_cpu.clone()
         for item in work:
             req, plan = item.req, item.plan

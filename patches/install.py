@@ -43,6 +43,7 @@ HOOKS = {
     "managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset": ("admission", "running_offset"),
     "managers.schedule_policy.PrefillAdder.add_one_req": ("admission", "add_one_req"),
     "managers.schedule_policy.PrefillAdder._update_prefill_budget": ("admission", "update_prefill_budget"),
+    "managers.scheduler_components.pool_stats_observer.PoolStats.get_decode_usage_msg_parts": ("telemetry", "decode_usage"),
     "mem_cache.memory_pool.ReqToTokenPool.free": ("lifecycle", "row_free"),
     "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": ("memory", "cell_size"),
     "model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes": ("memory", "pool_sizes"),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 from zipage_patches import active, telemetry
 
 
 def row_free(row_pool, req):
-    """BEFORE ReqToTokenPool.free: give the query slot back."""
+    """BEFORE ReqToTokenPool.free: give the query slot back, and let go of what metrics and traces want to know."""
     manager = active.manager()
     if manager is not None:
         if active.metrics is not None and req.finished():
             active.metrics.ended(**telemetry.outcome(req))
+        if active.recorder is not None:
+            active.recorder.ended(req) if req.finished() else active.recorder.dropped(req)
         manager.release(req)
 
 
 def reset_for_retract(result, req):
     """AFTER Req.reset_for_retract: the recomputed row will be exact again, so forget the compressed one."""
+    req.zipage_held_since = time.monotonic()
     state = req.__dict__.pop("zipage", None)
     if state is None:
         return

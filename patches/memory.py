@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zipage_patches import active, refusals
+from zipage_sglang.ages import EvictedAges
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots
@@ -60,7 +61,8 @@ def post_memory_pool(result, model_runner):
         stores_importance=policy.stores_importance,
     )
     active.runtime.warm_up()
-    active.compressor = Compressor(active.runtime.buffers, policy, config, model_runner.req_to_token_pool.req_to_token)
+    ages = EvictedAges(shape.layers, active.runtime.device) if model_runner.server_args.enable_metrics else None
+    active.compressor = Compressor(active.runtime.buffers, policy, config, model_runner.req_to_token_pool.req_to_token, ages)
     active.compressor.warm_up(graphs=not model_runner.server_args.disable_cuda_graph)
 
 

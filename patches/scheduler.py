@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from http import HTTPStatus
+from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
 from zipage_patches import active, install, refusals
@@ -13,6 +14,7 @@ from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
 from zipage_sglang.manager import Manager
 from zipage_sglang.sizing.memory import what_fits
+from zipage_sglang.trace.recorder import Recorder
 
 logger = logging.getLogger("zipage")
 MOST_FAILURES = 3  # of one request's compressions, after which it is not tried again
@@ -32,8 +34,11 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     active.set_manager(manager)
     active.checker = invariants.from_environment(manager)
     if scheduler.metrics_collector is not None:
-        bound = scheduler.max_total_num_tokens // (active.config.cap + scheduler.page_size)
-        active.metrics = Metrics(manager, scheduler.metrics_collector.labels, bound)
+        active.metrics = Metrics(manager, scheduler.metrics_collector.labels)
+    if server_args.zipage_trace:
+        folder, rows = Path(server_args.zipage_trace), engine.row_pool.req_to_token
+        active.recorder = Recorder(folder, active.config, active.runtime.buffers, rows, server_args.served_model_name,
+                                   scheduler.ps.tp_rank)
     _say_what_fits(scheduler)
     return None
 
@@ -113,7 +118,12 @@ def get_internal_state(result, scheduler, recv_req):
             **dataclasses.asdict(manager.stats),
             "nan_scores": int(manager.compressor.nan_scores),
             "gpu_seconds": manager.compressor.seconds,
+            "compressed": manager.compressed,
+            "held_back": manager.engine.held_back(),
+            "beyond_bound": len(manager.over),
+            "concurrency_bound": manager.engine.concurrency_bound(),
             "query_slots": manager.runtime.slots,
+            "query_slots_used": manager.query_slots_used,
             "buffer_bytes": manager.runtime.nbytes,
             "workspace_bytes": active.workspace_bytes,
             "running": len(scheduler.running_batch.reqs),

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import tempfile
 from typing import Any, Optional
 
 import torch
@@ -83,6 +84,10 @@ class ZipageServerArgs(ServerArgs):
         f"What requests may set for themselves in custom_params: 'all' (budget, policy and so on, and compression off), 'no-off' (all "
         f"but that), 'none'. Default {_DEFAULT['per_request']}.", PER_REQUEST), NS("memory")] = None
 
+    zipage_trace: A[Optional[str], _memory(
+        "Folder for traces of single requests: which tokens each compression kept, to be seen with `python -m zipage_sglang "
+        "show`. Four requests at a time, 256 files and 1 GiB at most, the oldest go first. Default: none."), NS("memory")] = None
+
     def __post_init__(self):
         if self.enable_zipage:
             self._fill_defaults()
@@ -125,6 +130,7 @@ class ZipageServerArgs(ServerArgs):
         with _one_line_errors() if getattr(self, "_zipage_from_cli", False) else contextlib.nullcontext():
             install.verify_stage1()
             refusals.check_flags(self)
+            _check_trace_folder(self.zipage_trace)
             self.zipage_config().check_page_size(self.page_size)
             refusals.check_model(self.get_model_config())
 
@@ -132,6 +138,8 @@ class ZipageServerArgs(ServerArgs):
         config = _config_from(self)
         for f in dataclasses.fields(ZipageConfig):
             setattr(self, _field(f.name), getattr(config, f.name))
+        if self.zipage_trace is None:
+            self.zipage_trace = os.environ.get("ZIPAGE_TRACE")
 
     def _choose_backend(self):
         if not any(getattr(self, field) for field in refusals.BACKEND_FIELDS):
@@ -159,10 +167,22 @@ def _config_from(args) -> ZipageConfig:
 
 
 def _refuse_idle_flags(args):
-    for name in ("zipage_preset", *(_field(f.name) for f in dataclasses.fields(ZipageConfig))):
+    for name in ("zipage_preset", "zipage_trace", *(_field(f.name) for f in dataclasses.fields(ZipageConfig))):
         if getattr(args, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} does nothing without --enable-zipage: add it, or drop {flag}")
+
+
+def _check_trace_folder(folder: str | None):
+    if folder is None:
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = f"cannot write there ({error.strerror}); name a folder that can be written"
+        raise ValueError(f"--zipage-trace {folder}: {why}") from None
 
 
 def _from_text(field: dataclasses.Field, text: str):

@@ -15,12 +15,27 @@ def main(argv: list[str] | None = None) -> int:
                                  help="check versions, hooks and, with --model-path, a model and flags")
     doctor.add_argument("--model-path", help="folder or hub name of a model to check")
     _add_plan(commands)
+    _add_show(commands)
     args, flags = parser.parse_known_args(argv)
     if args.command == "plan":
         return _plan(args, flags)
+    if args.command == "show":
+        if flags:
+            parser.error(f"unrecognized arguments: {' '.join(flags)}")
+        from zipage_sglang.trace import show
+
+        return show.run(args.traces, args.output, args.tokenizer)
     from zipage_patches.doctor import run
 
     return run(args.model_path, flags)
+
+
+def _add_show(commands):
+    show = commands.add_parser("show", allow_abbrev=False, help="draw a trace of a request (--zipage-trace)")
+    show.add_argument("traces", nargs="+", metavar="TRACE", help="file of a trace; those of several ranks are joined")
+    show.add_argument("-o", "--output", action="append", metavar="FILE",
+                      help="page (.html) or picture (.png) to write, may be repeated; default: TRACE.html")
+    show.add_argument("--tokenizer", metavar="MODEL", help="whose tokenizer spells the tokens; default: their ids")
 
 
 def _add_plan(commands):

@@ -16,6 +16,7 @@ import torch
 from zipage_kernels import ops
 from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch, Lengths
 from zipage_sglang import pipeline
+from zipage_sglang.ages import EvictedAges
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.policies import make_policy
@@ -52,11 +53,13 @@ class Compressor:
     """Owns the graphs and their static inputs.
 
     row_table: int32 [N, W], SGLang's req_to_token.  nan_scores: int64, NaN scores seen so far, on the device.
+    ages: of evicted tokens, None unless somebody asks for them.
     """
 
-    def __init__(self, buffers: KVBuffers, policy, config: ZipageConfig, row_table: torch.Tensor):
+    def __init__(self, buffers: KVBuffers, policy, config: ZipageConfig, row_table: torch.Tensor,
+                 ages: EvictedAges | None = None):
         self.buffers, self.policy, self.config, self.row_table = buffers, policy, config, row_table
-        self.device = row_table.device
+        self.device, self.ages = row_table.device, ages
         self.nan_scores = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seconds = 0.0
         self._timers: deque = deque()
@@ -78,6 +81,8 @@ class Compressor:
             self._capture()
         else:
             self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+        if self.ages is not None:
+            self.ages.totals.zero_()
 
     def _capture(self):
         from zipage_kernels.triton.layers import layer_table  # Triton need not be installed where there is no GPU
@@ -160,6 +165,8 @@ class Compressor:
         policy = self.policy if config is self.config else make_policy(config)
         result = pipeline.compress(batch, self.buffers, policy, config)
         self.nan_scores += torch.where(index >= 0, result.nan_counts, 0).sum()
+        if self.ages is not None:  # padding jobs keep all they have
+            self.ages.add(batch, result.keep, result.positions)
 
     def _pack(self, jobs: list[Job]) -> torch.Tensor:
         """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows."""

@@ -79,6 +79,7 @@ class Stats:
     """Totals since the start, for /server_info and the benchmarks.
 
     host_seconds: the scheduler's time in this package, compress_seconds of it for compressions; one step per decode step.
+    held_back_seconds: time that retracted requests waited, added when they decode again.
     """
 
     steps: int = 0
@@ -87,6 +88,7 @@ class Stats:
     compressions: int = 0
     evicted_tokens: int = 0
     freed_slots: int = 0
+    freed_pages: int = 0
     copied_out_slots: int = 0
     failures: int = 0
     retractions: int = 0
@@ -94,6 +96,7 @@ class Stats:
     parked: int = 0
     parked_seconds: float = 0.0
     peak_parked: int = 0
+    held_back_seconds: float = 0.0
     peak_running: int = 0
     peak_kv_tokens: int = 0
     peak_query_slots: int = 0
@@ -209,6 +212,10 @@ class Manager:
                 rows[index] = self.runtime.query_row(state.slot, position)
         return rows
 
+    @property
+    def query_slots_used(self) -> int:
+        return self.runtime.slots - len(self.free_slots)
+
     def _look(self, batch):
         """(due, near): requests to compress now, and those whose next token's query must be kept."""
         due, near = [], []
@@ -266,7 +273,7 @@ class Manager:
                 return False
             state.slot = self.free_slots.pop()
             self.holders.append((req, state))
-            self.stats.peak_query_slots = max(self.stats.peak_query_slots, self.runtime.slots - len(self.free_slots))
+            self.stats.peak_query_slots = max(self.stats.peak_query_slots, self.query_slots_used)
         return True
 
     def _compress(self, batch, due) -> list[int]:
@@ -338,5 +345,7 @@ class Manager:
         stats = self.stats
         stats.compressions += 1
         stats.evicted_tokens += plan.evicted
-        stats.freed_slots += max(0, plan.kv_len - plan.free_from)
+        freed = max(0, plan.kv_len - plan.free_from)
+        stats.freed_slots += freed
+        stats.freed_pages += -(-freed // self.engine.page_size)
         stats.copied_out_slots += plan.new_slots

@@ -42,11 +42,12 @@ class Compression(NamedTuple):
     """What a compression did, on the device (reading it is the only wait).
 
     keep: bool [R, L, H, C], the survivors by their old candidate index.  nan_counts: int64 [R], NaN scores of candidates
-    that were not forced; they count as -inf.
+    that were not forced; they count as -inf.  positions: int32 [R, L, H, C], -1 at padding.
     """
 
     keep: torch.Tensor
     nan_counts: torch.Tensor
+    positions: torch.Tensor
 
 
 def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config: ZipageConfig) -> Compression:
@@ -59,5 +60,5 @@ def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config
     scores = policy.score(view)
     keep, nan_counts = ops.select_forced(scores, view.positions, batch, config.reserve, config.forced_sinks)
     ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, batch, keep, view.positions, view.importance)
-    return Compression(keep, nan_counts)
+    return Compression(keep, nan_counts, view.positions)
 

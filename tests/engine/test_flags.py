@@ -57,6 +57,7 @@ def test_preset_and_single_flags_that_win_over_it():
     (("--page-size", "64", "--zipage-block", "96"), "--zipage-block 96 is not a multiple of --page-size 64"),
     (("--enable-mixed-chunk", "--chunked-prefill-size", "64"), "--enable-mixed-chunk"),
     (("--attention-backend", "fa3"), "--attention-backend fa3"),
+    (("--zipage-trace", "/dev/null/traces"), "--zipage-trace /dev/null/traces: cannot write there"),
     (("--kv-cache-dtype", "fp8_e4m3"), "--kv-cache-dtype fp8_e4m3"),
     (("--enable-streaming-session",), "--enable-streaming-session"),
 ])

@@ -6,6 +6,8 @@ import pytest
 from harness import MODEL, request, run_engine
 from oracle import decode, model, reasoner
 
+from zipage_sglang.trace import load
+
 WINDOW, BUDGET, BLOCK = 8, 96, 32
 
 # Pairwise over overlap, radix, page size, chunked prefill and retraction; the full cross runs in `make test-full`.
@@ -73,6 +75,25 @@ def compare_kept(oracle_records, engine_lines, wasted):
     assert skipped + len(engine_lines) - position <= wasted
 
 
+def check_traces(run, folder, scored):
+    """A trace says what the probe saw of its request since it was last prefilled."""
+    traces = [load(path) for path in folder.iterdir()]
+    assert len(traces) >= 4
+    for trace in traces:
+        rid = trace.info["rid"]
+        lines = run.kept[rid]
+        lines = lines[max(i for i, line in enumerate(lines) if line["n"] == 0) :]
+        assert trace.true_lens.tolist() == [line["true_len"] for line in lines]
+        for n, line in enumerate(lines, start=1):
+            kept = [[trace.kept(n, layer, head).tolist() for head in range(len(heads))] for layer, heads in enumerate(line["kept"])]
+            assert kept == line["kept"], (rid, n)
+        (input_ids,) = (r["input_ids"] for round_ in run.requests for r in round_ if r["rid"] == rid)
+        assert trace.token_ids.tolist() == input_ids + run.output(rid) and trace.prompt_len == len(input_ids)
+        assert (trace.scores.size > 0) == scored and trace.info["complete"]
+        if scored:
+            assert ((trace.scores[-1] >= 0) == trace.held(trace.compressions).any(axis=(0, 1))).all()
+
+
 def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, copies=False):
     method = dict(budget=BUDGET, block=BLOCK, window=WINDOW) | method
     flags = {f"zipage_{'lambda' if k == 'lam' else k}": v for k, v in method.items()}
@@ -82,7 +103,7 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
         rounds.append([request(f"r{n}-{i}", p, m) for i, (p, m) in enumerate(zip(ids, lengths(n)))])
     # Next turns: their prompts contain answers that were compressed, whose rows must not be found in the tree.
     rounds.append([{**request(f"r2-{i}", ids[i], 140), "after": [f"r0-{i}", 67 + 40 * i]} for i in range(3)])
-    run = run_engine(tmp_path, rounds, env=env, enable_zipage=True, **flags, **engine)
+    run = run_engine(tmp_path, rounds, env=env, enable_zipage=True, zipage_trace=str(tmp_path / "traces"), **flags, **engine)
     compressions = 0
     for n, round_ in enumerate(rounds):
         for got, r in zip(run.ids(n), round_):
@@ -95,6 +116,7 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
             compare_kept(want.compressions, run.kept.get(r["rid"], []), wasted=len(retracted) + 1)
             compressions += len(want.compressions)
     assert compressions >= 20
+    check_traces(run, tmp_path / "traces", scored=method["policy"] == "zipage")
     assert run.flushed
     if retract:
         assert run.info["retracted_compressed"] >= 3

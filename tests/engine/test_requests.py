@@ -110,17 +110,21 @@ def test_abort_in_the_middle(url):
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_pause_and_continue(url, mode):
     results = {}
-    start = zipage(url)["compressions"]
+    start, waited = zipage(url)["compressions"], zipage(url)["held_back_seconds"]
     threads = [stream_in_thread(url, results, i, f"pause-{mode}-{i}") for i in range(2)]
     wait_for(lambda: zipage(url)["compressions"] >= start + 2)
     assert httpx.post(f"{url}/pause_generation", json={"mode": mode}, timeout=60).status_code == 200
     time.sleep(0.5)
     assert not results
+    held_back = 2 if mode == "retract" else 0
+    assert zipage(url)["held_back"] == held_back
     assert httpx.post(f"{url}/continue_generation", json={}, timeout=60).status_code == 200
     for t in threads:
         t.join(120)
     for r in results.values():
         assert r["meta_info"]["completion_tokens"] == 400 and PROBLEM.check(r["text"])
+    assert zipage(url)["held_back"] == 0
+    assert held_back * 0.5 <= zipage(url)["held_back_seconds"] - waited <= held_back * 60
 
 
 def test_weight_update_and_flush(url):

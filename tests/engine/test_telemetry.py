@@ -1,6 +1,7 @@
 """What an operator and a client see of compressions: Prometheus series, and meta_info of an answer."""
 
 import json
+import re
 import time
 
 import httpx
@@ -23,13 +24,18 @@ def metrics(url):
     return {s.name: (s.labels, s.value) for f in families for s in f.samples if s.name.startswith(("zipage:", "sglang:num_running"))}
 
 
-def test_meta_info_of_an_answer(url):
+def test_meta_info_and_log_line_of_an_answer(server, url):
     """Budget 128, block 32: compressed at 160, 192, ... output tokens."""
     for tokens, compressions in ((150, 0), (161, 1), (260, 4)):
         info = generate(url, tokens).json()["meta_info"]
         (said,) = info["zipage"]
         assert said == {"budget": 128, "compressions": compressions, "evicted_tokens": 32 * compressions,
                         "kv_len": len(PROMPT) + tokens - 32 * compressions}
+    lines = re.findall(r"Decode batch.*", server.log())
+    assert any("#running-req: 1, " in line and ", #compressed-req: 1, #parked-req: 0, #held-back-req: 0, " in line for line in lines), lines[-5:]
+    info = zipage(url)
+    assert info["compressed"] == info["held_back"] == info["beyond_bound"] == info["query_slots_used"] == 0
+    assert info["concurrency_bound"] == 4096 // (128 + 32 + 16) and info["freed_pages"] >= 2 * 5
 
 
 def test_meta_info_of_a_stream_comes_with_its_end(url):
@@ -55,6 +61,11 @@ def test_prometheus_series(url):
         assert all(after[name][0][label] == labels[label] for label in ("model_name", "engine_type", "tp_rank"))
         assert after[name][1] == now[field] and grown(name) == now[field] - began[field]
     assert grown("zipage:compressions_total") == 5 and grown("zipage:compression_seconds_total") > 0
+    # `recent` evicts what is 128 to 159 tokens old; of five layers every second is looked at, with both KV heads.
+    assert grown("zipage:evicted_age_tokens_count") == 5 * 32 * 3 * 2
+    assert grown("zipage:evicted_age_tokens_sum") == 5 * 32 * 3 * 2 * (128 + 159) / 2
+    assert grown("zipage:freed_pages_total") == 2 * 5 and grown("zipage:held_back_seconds_total") == 0
+    assert after["zipage:held_back_reqs"][1] == 0
     assert grown("zipage:resident_tokens_count") == 3
     assert grown("zipage:resident_tokens_sum") == 3 * len(PROMPT) + 150 + 161 + 260 - 5 * 32
     assert grown("zipage:true_tokens_sum") == 3 * len(PROMPT) + 150 + 161 + 260

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import pathlib
@@ -16,6 +17,7 @@ from test_compressor import jobs_of
 
 from zipage_kernels import reference
 from zipage_kernels.batch import CompressionBatch, Tables
+from zipage_sglang.ages import EvictedAges
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers, compress
@@ -207,18 +209,21 @@ def test_graphs_do_what_single_launches_do(policy):
     ]
     case = cuda(make_case((*steady, *REQUESTS[2:], *steady), seed=5, **SHAPES["bf16"]))
     config = ZipageConfig(policy=policy)
-    runs = []
+    runs, counted = [], []
     for graphs in (True, False):
         ours = copy.deepcopy(case)
         jobs, table = jobs_of(ours)
         t = ours.tables
         buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE)
-        compressor = Compressor(buffers, make_policy(config), config, table.cuda())
+        ages = EvictedAges(len(ours.k_buffers), torch.device("cuda"))
+        compressor = Compressor(buffers, make_policy(config), config, table.cuda(), ages)
         compressor.warm_up(graphs)
+        assert ages.read(contextlib.nullcontext(), wait=True) == [0] * len(ages.totals)
         assert bool(compressor._graphs) == graphs
         compressor.run(jobs[:1])
         torch.cuda.set_sync_debug_mode("error")
         compressor.run(jobs[1:3])
+        ages.read(contextlib.nullcontext())
         torch.cuda.set_sync_debug_mode("default")
         compressor.run(jobs[3:])  # its first row is too long for a graph
         compressor.run(jobs[4:])
@@ -227,6 +232,11 @@ def test_graphs_do_what_single_launches_do(policy):
         compressor.run([])
         assert compressor.nan_scores == 0 and compressor.seconds > 0
         runs.append(ours)
+        counted.append(ages.read(contextlib.nullcontext(), wait=True))
+        done = [*jobs, *jobs[4:]]
+        heads, layers = ours.k_buffers[0].shape[1], len(range(0, len(ours.k_buffers), ages.step))
+        assert counted[-1][-2] == layers * heads * sum(job.kv_len - job.start - job.keep for job in done)
+    assert counted[0] == counted[1]
     # All but slot 0, which padding may write.
     for actual, expected in zip(memory(runs[0]), memory(runs[1]), strict=True):
         is_table = actual is runs[0].tables.positions or actual is runs[0].tables.importance
