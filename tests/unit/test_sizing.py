@@ -109,6 +109,14 @@ def test_tensor_parallel_shares_weights_and_heads():
     assert two.pool > 2 * one.pool
 
 
+def test_a_step_reads_each_gpus_share():
+    """8 GB of weights and 1,000 resident tokens of 1 MB on a GPU of 1,000 GB/s: 8 + 1 ms; 2 + 1 ms on four."""
+    weights = Weights(embedding=10**9, experts=0, rest=8 * 10**9)
+    one, four = (decode_step(weights, 10, 1000, 10**6, tp, 1000) for tp in (1, 4))
+    assert (one.limit_ms, four.limit_ms) == (9.0, 3.0)
+    assert one.limit_ms < one.fast_ms < one.slow_ms
+
+
 def test_short_outputs_gain_nothing():
     plan = make_plan(setting(), prompt=100, output=500)
     assert plan.zipage.most == 601 and plan.zipage.held == plan.full.held
