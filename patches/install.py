@@ -24,6 +24,7 @@ HOOKS = {
     "model_executor.forward_batch_info.ForwardBatch.init_new": ("forward", "init_new"),
     "layers.attention.base_attn_backend.AttentionBackend.forward": ("forward", "attention_forward"),
     "managers.scheduler.Scheduler.get_new_batch_prefill": ("scheduler", "get_new_batch_prefill"),
+    "managers.scheduler.Scheduler._should_defer_prefill": ("scheduler", "should_defer_prefill"),
     "managers.scheduler.Scheduler.init_req_max_new_tokens": ("admission", "init_req_max_new_tokens"),
     "managers.scheduler.Scheduler.get_internal_state": ("scheduler", "get_internal_state"),
     "managers.schedule_batch.Req.reset_for_retract": ("lifecycle", "reset_for_retract"),
@@ -36,6 +37,7 @@ HOOKS = {
     "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": ("memory", "cell_size"),
     "model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes": ("memory", "pool_sizes"),
     "model_executor.model_runner.ModelRunner._init_post_memory_pool_components": ("memory", "post_memory_pool"),
+    "beam_search.coordinator.BeamCoordinator.validate_and_init": ("lifecycle", "refuse_beams"),
 }
 
 
@@ -44,7 +46,7 @@ class ContractError(RuntimeError):
 
 
 def stage1_targets():
-    return contract.STAGE1 + (() if torch.cuda.is_available() else contract.CPU)
+    return contract.used(contract.STAGE1 + (() if torch.cuda.is_available() else contract.CPU))
 
 
 def _refuse(found: list[str]):
@@ -53,7 +55,8 @@ def _refuse(found: list[str]):
     lines = "\n  ".join(found)
     raise ContractError(
         f"zipage-sglang cannot run on SGLang {getattr(sglang, '__version__', '?')}:\n  {lines}\n"
-        "Install a supported release (pip install 'sglang==0.5.17') or start without --enable-zipage."
+        f"Install a supported release (pip install 'sglang=={contract.RELEASES[0]}'; it runs on {' and '.join(contract.RELEASES)}) or "
+        "start without --enable-zipage."
     )
 
 
@@ -92,9 +95,10 @@ def verify_stage1():
 def install_runtime_hooks():
     """Stage 2.  Raises ContractError, so that the scheduler never starts half patched."""
     verify_stage1()
-    _register(contract.STAGE2)
+    targets = contract.used(contract.STAGE2)
+    _register(targets)
     HookRegistry.apply_hooks()
-    found = missing(contract.STAGE2)
+    found = missing(targets)
     if found:
         _refuse(found)
     from sglang.srt.managers import schedule_policy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from sglang.srt.runtime_context import get_parallel
 from zipage_patches import active, refusals
+from zipage_patches.compat import arguments
 from zipage_sglang.compressor import MAX_TOGETHER, Compressor
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import (
@@ -46,10 +48,10 @@ def post_memory_pool(result, model_runner):
     layers = refusals.check_attention_layers(model_runner)
     refusals.check_kv_pool(model_runner.token_to_kv_pool)
     pool = model_runner.token_to_kv_pool
-    tp_rank, local_kv_heads = model_runner.ps.tp_rank, layers[0].tp_k_head_num
+    tp_rank, local_kv_heads = get_parallel().tp_rank, layers[0].tp_k_head_num
     total_kv_heads = model_runner.model_config.get_total_num_kv_heads()
     # With fewer KV heads than ranks, heads are replicated: several ranks hold the same global head.
-    replicas = max(1, model_runner.ps.tp_size * local_kv_heads // total_kv_heads)
+    replicas = max(1, get_parallel().tp_size * local_kv_heads // total_kv_heads)
     shape = ModelShape(
         layers=len(layers),
         q_heads=layers[0].tp_q_head_num,
@@ -65,7 +67,7 @@ def post_memory_pool(result, model_runner):
         config, shape, list(pool.k_buffer), list(pool.v_buffer),
         dtype=model_runner.dtype,
         slots=default_query_slots(config, pool.size, max_running),
-        max_batch=max(max_running, largest_graph_batch(model_runner.server_args)),
+        max_batch=max(max_running, largest_graph_batch(arguments.resolved(model_runner.server_args))),
         stores_importance=policy.stores_importance,
     )
     active.runtime.warm_up()

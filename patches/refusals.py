@@ -132,14 +132,13 @@ def check_kv_pool(pool):
 def check_scheduler(scheduler):
     """What only the built scheduler shows: allocator, tree and backend classes."""
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-    from sglang.srt.mem_cache.chunk_cache import ChunkCache
-    from sglang.srt.mem_cache.radix_cache import RadixCache
+    from zipage_patches.compat.tree import classes
 
     allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     if type(allocator) not in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):
         refuse(f"the KV allocator {type(allocator).__name__}", "pages are freed another way there",
                "Drop the flag that selects it.")
-    if type(tree) not in (RadixCache, ChunkCache):
+    if type(tree) not in classes():
         refuse(f"the prefix cache {type(tree).__name__}", "it may own slots differently", "Drop the flag that selects it.")
     if scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm:
         refuse("hybrid SWA or SSM models", "part of their state is not in the KV pool", "Serve it without the plugin.")

@@ -10,6 +10,7 @@ import torch
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from zipage_patches import install, refusals
+from zipage_patches.compat import arguments
 from zipage_sglang.config import POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, WHEN, ZipageConfig
 
 _DEFAULT = {f.name: f.default for f in dataclasses.fields(ZipageConfig)}
@@ -19,8 +20,8 @@ def _memory(help_text: str, choices=None):
     return Arg(help=help_text, choices=list(choices) if choices else None)
 
 
-@dataclasses.dataclass
-class ZipageServerArgs(ServerArgs):
+@arguments.with_fields
+class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
     """Fields left at None take the preset's value, or else the default of ZipageConfig."""
 
     enable_zipage: A[bool, "Bound the KV cache of each request while it decodes (Compressed PagedAttention). "
@@ -79,18 +80,16 @@ class ZipageServerArgs(ServerArgs):
             _refuse_idle_flags(self)
         super().__post_init__()
 
-    def __setstate__(self, state):
-        """Runs when a spawned process unpickles its arguments, before it builds a scheduler: make sure that the hooks are in
-        place there too, whatever happened to plugin discovery in that process."""
-        self.__dict__.update(state)
-        if self.enable_zipage:
-            from sglang.srt.plugins import load_plugins
-            from sglang.srt.plugins.hook_registry import HookRegistry
+    if arguments.RESOLVES_ASIDE:
 
-            load_plugins()
-            install.register_stage1()
-            HookRegistry.apply_hooks()
-            install.verify_stage1()
+        def __reduce__(self):
+            return _restore, super().__reduce__()
+
+    else:
+
+        def __setstate__(self, state):
+            self.__dict__.update(state)
+            _hooks_in_place(self)
 
     @classmethod
     def from_cli_args(cls, args):
@@ -98,7 +97,7 @@ class ZipageServerArgs(ServerArgs):
         with _one_line_errors():
             _config_from(args) if args.enable_zipage else _refuse_idle_flags(args)
         server_args = super().from_cli_args(args)
-        object.__setattr__(server_args, "_zipage_from_cli", True)
+        server_args.__dict__["_zipage_from_cli"] = True
         return server_args
 
     def zipage_config(self) -> ZipageConfig:
@@ -107,14 +106,16 @@ class ZipageServerArgs(ServerArgs):
 
     def check_server_args(self):
         """Runs in the launching process, for every way to start: server, Engine, benchmarks."""
+        arguments.resolve(self)
         super().check_server_args()
         if not self.enable_zipage:
             return
         with _one_line_errors() if getattr(self, "_zipage_from_cli", False) else contextlib.nullcontext():
             install.verify_stage1()
-            refusals.check_flags(self)
-            self.zipage_config().check_page_size(self.page_size)
-            refusals.check_model(self.get_model_config())
+            resolved = arguments.resolved(self)
+            refusals.check_flags(resolved)
+            self.zipage_config().check_page_size(resolved.page_size)
+            refusals.check_model(arguments.model_config(self))
 
     def _fill_defaults(self):
         config = _config_from(self)
@@ -126,6 +127,26 @@ class ZipageServerArgs(ServerArgs):
         if named is None:
             on_cpu = self.device == "cpu" or not torch.cuda.is_available()
             self.attention_backend = "torch_native" if on_cpu else "flashinfer"
+
+
+def _restore(rebuild, state):
+    """Unpickles, see `_hooks_in_place`."""
+    server_args = rebuild(*state)
+    _hooks_in_place(server_args)
+    return server_args
+
+
+def _hooks_in_place(server_args):
+    """Runs when a spawned process unpickles its arguments, before it builds a scheduler: make sure that the hooks are in
+    place there too, whatever happened to plugin discovery in that process."""
+    if server_args.enable_zipage:
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        load_plugins()
+        install.register_stage1()
+        HookRegistry.apply_hooks()
+        install.verify_stage1()
 
 
 def _field(name: str) -> str:
