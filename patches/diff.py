@@ -80,20 +80,23 @@ def _defines(node: ast.AST, name: str) -> bool:
 
 
 def parameters(node: ast.AST | None) -> str:
-    """What a definition takes, in one line."""
+    """What a definition takes, in one line: a function's parameters, or those of a class's constructor."""
     if node is None:
         return "missing"
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return f"({ast.unparse(node.args)})"
-    return "class" if isinstance(node, ast.ClassDef) else "value"
+    if not isinstance(node, ast.ClassDef):
+        return "a value"
+    constructor = next((child for child in node.body if _defines(child, "__init__")), None)
+    return f"class ({ast.unparse(constructor.args)})" if constructor else "class"
 
 
 def body(node: ast.AST | None) -> list[str]:
     """Normalised code of a function, comments and docstring left out."""
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return []
-    lines = ast.unparse(node).splitlines()
-    return lines
+    code = node.body[ast.get_docstring(node) is not None :]
+    return [line for statement in code for line in ast.unparse(statement).splitlines()]
 
 
 def compare(old: Release, new: Release, paths: list[str], bodies: bool = False) -> list[str]:

@@ -18,16 +18,16 @@ def shares_prefixes(tree) -> bool:
     return not tree.is_chunk_cache() and not getattr(tree, "disable", False)
 
 
-def classes() -> tuple[type, ...]:
-    """The trees that the plugin knows."""
+def known(tree) -> bool:
+    """Whether the plugin was tested with this tree."""
     if _TREE_LOCKS:
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        return (UnifiedRadixCache,)
+        return type(tree) is UnifiedRadixCache and tree._tree_core_backend in ("rust", "python")
     from sglang.srt.mem_cache.chunk_cache import ChunkCache
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
-    return (RadixCache, ChunkCache)
+    return type(tree) in (RadixCache, ChunkCache)
 
 
 def slots(tree) -> torch.Tensor:
