@@ -11,8 +11,8 @@ VENV ?= .venv
 VENV23 ?= .venv23
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
-PY := $(VENV)/bin/python
-# What can differ between two releases of SGLang; the other tests never meet it.  A marker in ARGS widens it: ARGS='-m ""'.
+PY = $(VENV)/bin/python
+# What can differ between two releases of SGLang; the other tests never meet it.
 RELEASE_TESTS := tests/unit/test_contract.py $(addprefix tests/engine/test_, flags.py refusals.py release.py oracle.py pressure.py \
   server.py requests.py telemetry.py entry_points.py)
 # Threads that fight for few cores stall SGLang's CPU engine.
@@ -30,8 +30,10 @@ test: venv
 test-full: venv
 	@$(PY) -m pytest -m "" -n 2 --dist loadgroup $(ARGS)
 
-test-0.5.23:
-	@$(MAKE) --no-print-directory test CONSTRAINTS=constraints-0.5.23.txt VENV="$(VENV23)" ARGS="$(RELEASE_TESTS) $(ARGS)"
+test-0.5.23: VENV := $(VENV23)
+test-0.5.23: CONSTRAINTS := constraints-0.5.23.txt
+test-0.5.23: venv
+	@$(PY) -m pytest -n 2 --dist loadgroup $(RELEASE_TESTS) $(ARGS)
 
 # The stamp names what was installed and from where, so that an edited file or a second clone that shares the folder is
 # installed again, and an unchanged one is not.
