@@ -107,7 +107,7 @@ CALLS = (
     Target("managers.scheduler.Scheduler.send_abort_output", "CALL", {"0.5.23": ("self", "abort_req", "req")}),
     Target("managers.schedule_policy.CLIP_MAX_NEW_TOKENS", "CALL", None),
     Target("configs.hybrid_arch.mambaish_config", "CALL", ("model_config",)),
-    Target("runtime_context.get_parallel", "CALL", ()),
+    Target("runtime_context.get_parallel", "CALL", {"0.5.23": ()}),
     Target("arg_groups.model_override_base.resolving_view", "CALL", {"0.5.23": ("server_args",)}),
     Target("arg_groups.model_override_base.model_config_of", "CALL", {"0.5.23": ("server_args",)}),
     # Fields, for patches/compat.

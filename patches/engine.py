@@ -12,9 +12,8 @@ import contextlib
 import torch
 
 from sglang.srt.mem_cache.common import evict_from_tree_cache
-from sglang.srt.runtime_context import get_parallel
 from zipage_patches import admission
-from zipage_patches.compat import batches, kv, tree
+from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
@@ -34,7 +33,7 @@ class SGLangEngine:
         self.page_size = scheduler.page_size
         self.pool_size = scheduler.max_total_num_tokens
         self.device = torch.device(scheduler.device)
-        self.tp_size = get_parallel().tp_size
+        self.tp_size = ranks.tensor_parallel(scheduler).tp_size
         self.retracted: list = []
         self.has_tree = tree.shares_prefixes(self.tree)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sglang.srt.runtime_context import get_parallel
 from zipage_patches import active, refusals
-from zipage_patches.compat import arguments
+from zipage_patches.compat import arguments, ranks
 from zipage_sglang.compressor import MAX_TOGETHER, Compressor
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import (
@@ -48,10 +47,10 @@ def post_memory_pool(result, model_runner):
     layers = refusals.check_attention_layers(model_runner)
     refusals.check_kv_pool(model_runner.token_to_kv_pool)
     pool = model_runner.token_to_kv_pool
-    tp_rank, local_kv_heads = get_parallel().tp_rank, layers[0].tp_k_head_num
+    parallel, local_kv_heads = ranks.tensor_parallel(model_runner), layers[0].tp_k_head_num
     total_kv_heads = model_runner.model_config.get_total_num_kv_heads()
     # With fewer KV heads than ranks, heads are replicated: several ranks hold the same global head.
-    replicas = max(1, get_parallel().tp_size * local_kv_heads // total_kv_heads)
+    replicas = max(1, parallel.tp_size * local_kv_heads // total_kv_heads)
     shape = ModelShape(
         layers=len(layers),
         q_heads=layers[0].tp_q_head_num,
@@ -59,7 +58,7 @@ def post_memory_pool(result, model_runner):
         head_dim=layers[0].head_dim,
         scale=float(layers[0].scaling),
         first_layer=pool.start_layer,
-        first_kv_head=tp_rank // replicas * local_kv_heads,
+        first_kv_head=parallel.tp_rank // replicas * local_kv_heads,
     )
     policy = make_policy(config)
     max_running = model_runner.req_to_token_pool.size
