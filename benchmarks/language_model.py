@@ -8,7 +8,6 @@ line per document and setting: the same command goes on where it was interrupted
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -17,48 +16,19 @@ from pathlib import Path
 import torch
 
 from benchmarks import provenance
-from benchmarks.language import documents, keys, model, report, score
+from benchmarks.language import documents, keys, model, report, score, settings
 from benchmarks.language.wheels import cache_folder
 from benchmarks.progress import Progress
-from zipage_sglang.config import PRESETS, ZipageConfig
+from zipage_sglang.config import ZipageConfig
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def name_of(config: ZipageConfig) -> str:
-    """`512 zipage r 0.5 lightning alpha 0.8 lam 0.2`: budget, policy and what the policy uses."""
-    parts = [f"{config.budget} {config.policy}"]
-    if config.policy != "recent":
-        parts.append(f"r {config.recency:g}")
-    if config.policy == "zipage":
-        parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
-    if config.prefix != "keep":
-        parts.append(f"prefix {config.prefix}")
-    return " ".join(parts)
-
-
-def make_configs(args) -> dict[str, ZipageConfig]:
-    """{name: config}, the same setting only once."""
-    out = {}
-    for budget, given in itertools.product(args.budgets, args.policies):
-        policy, _, share = given.partition("@")
-        if policy == "full":
-            continue
-        many = [args.redundancy, args.alpha, args.lam]
-        if policy != "zipage":
-            many = [v[:1] for v in many]
-        for recency, redundancy, alpha, lam in itertools.product([float(share)] if share else args.recency, *many):
-            config = ZipageConfig(budget=budget, block=args.block, window=args.window, policy=policy, recency=recency,
-                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix)
-            out.setdefault(name_of(config), config)
-    return out
 
 
 def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts: list):
     """Appends to `records` (and the JSONL file) what is missing, document by document."""
     progress = Progress("language")
     progress.show("loading SmolLM2")
-    smollm2, tokenizer = model.load()
+    smollm2, tokenizer = model.load(args.device)
     todo = [d for d in documents.load(tokenizer, args.tokens, args.prompt) if d.kind in args.kinds][: args.documents]
     digests = {d.name: d.digest for d in todo}
     records[:] = [r for r in records if digests.get(r["document"]) == r["digest"]]
@@ -88,7 +58,8 @@ def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts:
 
 def condition(args) -> dict:
     """What must be equal for two records to stand in one table."""
-    return dict(tokens=args.tokens, prompt=args.prompt, block=args.block, window=args.window, weights=model.SHA256[:12])
+    device = {} if args.device == "cpu" else dict(device=args.device)
+    return dict(tokens=args.tokens, prompt=args.prompt, block=args.block, window=args.window, weights=model.SHA256[:12], **device)
 
 
 def known(args, configs: dict[str, ZipageConfig]) -> list[dict]:
@@ -102,7 +73,7 @@ def known(args, configs: dict[str, ZipageConfig]) -> list[dict]:
 def main():
     args = _arguments()
     torch.set_num_threads(args.threads)
-    configs = make_configs(args)
+    configs = settings.make_configs(args)
     origin = provenance.describe()  # first: the commit that the run started from
     records, key_counts, complete = known(args, configs), [], False
     try:
@@ -136,27 +107,13 @@ def _report(args, origin: dict, configs, records: list[dict], key_counts: list, 
 def _arguments(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.language_model", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    paper = PRESETS["paper"]
-    words = lambda text: text.split(",")
-    whole = lambda text: [int(x) for x in text.split(",")]
-    shares = lambda text: [float(x) for x in text.split(",")]
+    settings.add_options(parser)
     add = parser.add_argument
-    add("--budgets", type=whole, default=[256, 512], help="tokens kept, comma-separated (default 256,512)")
-    add("--policies", type=words, default=["full", "recent", "random", "attention", "zipage"],
-        help="default full,recent,random,attention,zipage; full KV is always run; NAME@R: with this share for the latest tokens")
-    add("--recency", type=shares, default=[0.0, 0.5], help="shares of the budget for the latest tokens (default 0,0.5)")
-    add("--redundancy", type=words, default=[paper["redundancy"]], help="of zipage: lightning,flash,none (default lightning)")
-    add("--alpha", type=shares, default=[paper["alpha"]], help="of zipage (default 0.8)")
-    add("--lam", type=shares, default=[paper["lam"]], help="of zipage (default 0.2)")
-    add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
-    add("--window", type=int, default=16, help="(default %(default)s)")
-    add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
-    add("--kinds", type=words, default=["text", "own"], help="of documents: English texts, the model's own answers (default both)")
+    add("--kinds", type=settings.words, default=["text", "own"], help="of documents: English texts, the model's own answers (default both)")
     add("--documents", type=int, default=16, help="the first N (default: all)")
     add("--tokens", type=int, default=2048, help="of each text; the answers have 1536 (default %(default)s)")
     add("--prompt", type=int, default=256, help="leading tokens of a text that count as its prompt (default %(default)s)")
     add("--keys", type=int, default=0, metavar="B", help="also measure how alike the keys of blocks of B are (default: not)")
-    add("--threads", type=int, default=1, help="(default %(default)s)")
     add("--jsonl", type=Path, default=cache_folder() / "records.jsonl", help="(default %(default)s)")
     add("--out", type=Path, default=RESULTS / "language-smollm2.json", help="(default %(default)s)")
     return parser.parse_args(argv)

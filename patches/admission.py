@@ -7,7 +7,7 @@ a copy-out if one is due, and one page of slack.
 
 from __future__ import annotations
 
-from zipage_patches import active, telemetry
+from zipage_patches import active, parking, telemetry
 from zipage_sglang import plan
 from zipage_sglang.pressure import Shortage
 
@@ -18,7 +18,9 @@ def _remaining(req) -> int:
 
 def _waiting_growth(engine, req, page: int) -> int:
     """Slots beyond its prefill that a request about to be prefilled will need."""
-    cfg, prefill = engine.config, len(req.origin_input_ids) + len(req.output_ids)
+    cfg, prefill = engine.config_of(req), len(req.origin_input_ids) + len(req.output_ids)
+    if cfg is None:
+        return _remaining(req)
     start = engine.start(req)
     to_trigger = max(0, plan.trigger_len(start, cfg.cap, cfg.window, prefill) - prefill)
     grow = min(_remaining(req), to_trigger)
@@ -30,20 +32,19 @@ def _waiting_growth(engine, req, page: int) -> int:
 
 def running_offset(original, adder, req):
     """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens."""
-    return _running_growth(active.manager().engine, req, adder.page_size)
+    return running_growth(active.manager().engine, req, adder.page_size)
 
 
-def _running_growth(engine, req, page: int) -> int:
+def running_growth(engine, req, page: int) -> int:
     """Slots that a running request may still take before it gives some back, one page of slack included.
 
     A row beyond its trigger takes none: it gives back when it must.
     """
-    cfg, kv_len = engine.config, engine.kv_len(req)
     state = engine.state(req) or engine.new_state(req)
-    to_trigger = max(0, state.trigger(cfg.cap, cfg.window) - kv_len)
+    to_trigger = max(0, state.trigger - engine.kv_len(req))
     grow = min(_remaining(req), to_trigger)
     if grow == to_trigger:
-        grow += plan.copy_out_slots(state.start, cfg.budget, engine.protected_len(req), page)
+        grow += plan.copy_out_slots(state.start, state.config.budget, engine.protected_len(req), page)
     return grow + page
 
 
@@ -52,16 +53,17 @@ def shortage(engine, batch) -> Shortage:
     scheduler, page = engine.scheduler, engine.page_size
     free = engine.allocator.available_size() + (engine.tree.evictable_size() if engine.has_tree else 0)
     # A copy-out takes slots before it frees any, so the largest must always be possible.
-    sizes = (plan.copy_out_slots(s.start, engine.config.budget, engine.protected_len(r), page) for r, s in active.manager().over)
+    sizes = (plan.copy_out_slots(s.start, s.config.budget, engine.protected_len(r), page) for r, s in active.manager().over)
     copies = max(sizes, default=0)
     # Two steps: under overlap scheduling another step's slots are taken before this one's rows come back.
     now = 2 * page * len(batch.reqs) + copies - free
-    full = len(batch.reqs) >= scheduler.max_running_requests
+    holders = [r for r in batch.reqs if engine.holds_kv(r)] + parking.parked()
+    full = len(holders) >= scheduler.max_running_requests
     if full or not scheduler.waiting_queue:
         return Shortage(now, None, free)
     head = scheduler.waiting_queue[0]
     need = plan.ceil_page(len(head.origin_input_ids) + len(head.output_ids), page) + _waiting_growth(engine, head, page) + page
-    return Shortage(now, need + sum(_running_growth(engine, r, page) for r in batch.reqs if engine.holds_kv(r)) - free, free)
+    return Shortage(now, need + sum(running_growth(engine, r, page) for r in holders) - free, free)
 
 
 def add_one_req(original, adder, req, *args, **kwargs):
@@ -93,15 +95,22 @@ def init_req_max_new_tokens(original, scheduler, req):
     """AROUND Scheduler.init_req_max_new_tokens: outputs longer than the pool are fine when the row stays bounded.
 
     SGLang clips max_new_tokens so that prompt and output fit the pool together.  That clip is lifted for a request whose
-    bound fits, and kept for one whose bound does not (it could never be admitted otherwise).
+    bound fits, and kept for one whose bound does not (it could never be admitted otherwise) or that has none.
+
+    Settings that a request cannot have end it as SGLang ends other invalid requests (the tokenizer process has refused it with
+    the same words before, unless it came another way).
     """
-    telemetry.attach_summary(req)
     engine = active.manager().engine
-    if not engine.fits(len(req.origin_input_ids), 1 << 30, engine.start(req)):
-        return original(scheduler, req)
+    if (wrong := engine.settle(req)) is not None:
+        req.set_finish_with_abort(wrong)
+    telemetry.attach_summary(req)
     real = scheduler.max_total_num_tokens, scheduler.max_req_len
-    scheduler.max_total_num_tokens = 1 << 40
-    scheduler.max_req_len = scheduler.model_config.context_len - 1
+    if engine.config_of(req) is None:
+        # Pages are rounded up twice after a retraction: it must still fit then.
+        scheduler.max_total_num_tokens -= 3 * scheduler.page_size
+    elif engine.fits(req, len(req.origin_input_ids), 1 << 30):
+        scheduler.max_total_num_tokens = 1 << 40
+        scheduler.max_req_len = scheduler.model_config.context_len - 1
     try:
         return original(scheduler, req)
     finally:

@@ -48,6 +48,8 @@ STAGE1 = (
     Target("managers.scheduler.Scheduler.__init__", "AROUND", each(
         ("self", "server_args", "port_args", "gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank", "dp_rank"),
         ("self", "server_args", "port_args"))),
+    Target("managers.tokenizer_manager.TokenizerManager._create_tokenized_object", "AFTER",
+           ("self", "obj", "input_text", "input_ids", "input_embeds", "mm_inputs", "token_type_ids")),
 )
 
 # Only where there is no GPU: stock SGLang cannot start there without them.
@@ -61,6 +63,10 @@ CPU = (
 )
 
 _INIT_NEW = ("cls", "batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm")
+_ADDER = ("self", "page_size", "tree_cache", "token_to_kv_pool_allocator", "running_batch", "new_token_ratio", "rem_input_tokens",
+          "rem_chunk_tokens", "num_mixed_decode_tokens", "priority_scheduling_preemption_threshold", "max_prefill_bs",
+          "max_running_requests", "prefill_max_requests", "prefill_delayer_single_pass", "dllm_config", "waiting_queue_len")
+_CHECKER = "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker."
 _BUDGET = ("self", "prefix_len", "extend_input_len", "max_new_tokens", "retracted_stain", "mamba_gap_reserve")
 STAGE2 = (
     Target("model_executor.forward_batch_info.ForwardBatch.init_new", "AFTER", each(
@@ -69,6 +75,18 @@ STAGE2 = (
            ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "kwargs")),
     Target("managers.scheduler.Scheduler.get_new_batch_prefill", "AROUND", ("self", "running_batch")),
     Target("managers.scheduler.Scheduler._should_defer_prefill", "AFTER", {"0.5.23": ("self", "running_batch")}),
+    Target("managers.scheduler.Scheduler.get_next_batch_to_run", "AROUND", ("self", "running_batch", "last_batch")),
+    Target("managers.scheduler.Scheduler.is_fully_idle", "AFTER", each(
+        ("self", "for_health_check"), ("self", "for_health_check", "ignore_waiting"))),
+    Target("managers.scheduler.Scheduler.get_num_allocatable_reqs", "AROUND", each(
+        ("self", "running_bs"), ("self", "running_bs", "beam_width", "running_batch", "num_held_rows"))),
+    Target("managers.scheduler.Scheduler.abort_request", "AFTER", {"0.5.17": ("self", "recv_req")}),
+    Target("managers.scheduler.Scheduler._abort_on_running_timeout", "AROUND", {"0.5.17": ("self", "running_batch")}),
+    Target("managers.scheduler.Scheduler._collect_inflight_batches", "AFTER", {"0.5.23": ("self",)}),
+    Target("managers.scheduler.Scheduler.pause_generation", "BEFORE", ("self", "recv_req")),
+    Target(_CHECKER + "_get_total_uncached_sizes", "AFTER", {"0.5.17": ("self",)}),
+    Target(_CHECKER + "_requests_owning_rows", "AFTER", {"0.5.23": ("self",)}),
+    Target("managers.schedule_policy.PrefillAdder.__init__", "AFTER", each(_ADDER, (*_ADDER, "prefill_tile_block_m"))),
     Target("managers.scheduler.Scheduler.init_req_max_new_tokens", "AROUND", ("self", "req")),
     Target("managers.scheduler.Scheduler.get_internal_state", "AFTER", ("self", "recv_req")),
     Target("managers.schedule_batch.Req.reset_for_retract", "AFTER", ("self",)),
@@ -103,9 +121,15 @@ CALLS = (
         ("self", "idx", "remaing_req_count", "server_args"), ("self", "idx", "remaing_req_count", "offload_kv"))),
     Target("managers.schedule_batch.ScheduleBatch.filter_batch", "CALL", each(
         ("self", "chunked_req_to_exclude", "keep_indices"), ("self", "reqs_to_exclude", "keep_indices"))),
+    Target("managers.schedule_batch.ScheduleBatch.merge_batch", "CALL", ("self", "other")),
+    Target("managers.schedule_batch.FINISH_ABORT", "CALL", None),
+    Target("sampling.penaltylib.BatchedPenalizerOrchestrator.__init__", "CALL", ("self", "vocab_size", "batch", "penalizers")),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "CALL", ("self", "req", "is_retracted")),
     Target("managers.scheduler.Scheduler.send_abort_output", "CALL", {"0.5.23": ("self", "abort_req", "req")}),
     Target("managers.schedule_policy.CLIP_MAX_NEW_TOKENS", "CALL", None),
+    Target("managers.schedule_batch.Req.set_finish_with_abort", "CALL", each(
+        ("self", "error_msg"), ("self", "error_msg", "status_code", "err_type"))),
+    Target("sampling.sampling_params.SamplingParams.custom_params", "CALL", None),
     Target("configs.hybrid_arch.mambaish_config", "CALL", ("model_config",)),
     Target("runtime_context.get_parallel", "CALL", {"0.5.23": ()}),
     Target("arg_groups.model_override_base.resolving_view", "CALL", {"0.5.23": ("server_args",)}),

@@ -12,11 +12,12 @@ import contextlib
 import torch
 
 from sglang.srt.mem_cache.common import evict_from_tree_cache
-from zipage_patches import admission
+from zipage_patches import admission, parking
 from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
+from zipage_sglang.per_request import InvalidSettings, request_config
 from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.state import RequestState
 
@@ -39,6 +40,21 @@ class SGLangEngine:
 
     # --- one request -------------------------------------------------------------------------------------------------
 
+    def settle(self, req) -> str | None:
+        """Decide a request's configuration, once, when it comes in; returns what is wrong with its settings."""
+        params, prompt = req.sampling_params.custom_params, len(req.origin_input_ids)
+        try:
+            req.zipage_config = request_config(params, self.config, self.page_size, prompt)
+        except InvalidSettings as error:
+            req.zipage_config = self.config
+            return str(error)
+        return None
+
+    @staticmethod
+    def config_of(req) -> ZipageConfig | None:
+        """The request's own configuration, None where it is not to be compressed."""
+        return req.zipage_config
+
     @staticmethod
     def state(req) -> RequestState | None:
         return req.__dict__.get("zipage")
@@ -48,6 +64,7 @@ class SGLangEngine:
         state = RequestState(
             start=self.start(req),
             prefill_len=kv.length(req) - req.decode_batch_idx,
+            config=self.config_of(req),
             skip_insert=req.skip_radix_cache_insert,
         )
         req.zipage = state
@@ -55,7 +72,8 @@ class SGLangEngine:
 
     def start(self, req) -> int:
         """First candidate row c0."""
-        return self.config.start(len(req.origin_input_ids))
+        config = self.config_of(req) or self.config  # where nothing is compressed, any does
+        return config.start(len(req.origin_input_ids))
 
     @staticmethod
     def holds_kv(req) -> bool:
@@ -83,17 +101,19 @@ class SGLangEngine:
         """Leading rows whose slots belong to the prefix tree."""
         return kv.protected(req)
 
-    def fits(self, prefill_len: int, remaining: int, start: int) -> bool:
-        """Whether a request could be prefilled and bounded in an otherwise empty pool."""
-        cfg = self.config
-        return plan.fits_alone(prefill_len, remaining, start, cfg.budget, cfg.cap, cfg.window, self.has_tree,
+    def fits(self, req, prefill_len: int, remaining: int) -> bool:
+        """Whether a request could be prefilled and bounded in an otherwise empty pool, or grow in full if it has no bound."""
+        cfg = self.config_of(req)
+        if cfg is None:
+            return plan.fits_whole(prefill_len, remaining, self.page_size, self.pool_size)
+        return plan.fits_alone(prefill_len, remaining, self.start(req), cfg.budget, cfg.cap, cfg.window, self.has_tree,
                                self.page_size, self.pool_size)
 
     def refits(self, req) -> bool:
         """Whether a request could be prefilled again, output so far included, after a retraction."""
         done = len(req.output_ids)
         remaining = max(req.sampling_params.max_new_tokens - done, 0)
-        return self.fits(len(req.origin_input_ids) + done, remaining, self.start(req))
+        return self.fits(req, len(req.origin_input_ids) + done, remaining)
 
     # --- slots and rows ----------------------------------------------------------------------------------------------
 
@@ -151,7 +171,8 @@ class SGLangEngine:
 
     def gain(self, req) -> Gain:
         """What compressing a row beyond its trigger yields."""
-        cfg, state = self.config, self.state(req)
+        state = self.state(req)
+        cfg = state.config
         row = plan.plan_row(state.start, cfg.budget, self.kv_len(req), self.protected_len(req), self.page_size)
         freed = row.kv_len - row.free_from - row.new_slots
         return Gain(freed, freed - cfg.block, row.new_slots)
@@ -191,15 +212,23 @@ class SGLangEngine:
         # SGLang clears this only when the batch shrinks, but pages have just come free.
         batch.batch_is_full = False
 
-    def retract(self, batch, indices: list[int]):
-        """Take requests out of the batch; `requeue` sends them back to the waiting queue, to be prefilled again."""
-        gone = set(indices)
-        reqs = [batch.reqs[i] for i in indices]
-        for n, index in enumerate(indices):
+    @staticmethod
+    def ending(req) -> bool:
+        """Whether the next step that is run with the request is its last."""
+        return req.to_finish is not None
+
+    def leave(self, batch, parked: list[int], retracted: list[int]) -> dict:
+        """Take requests out of the batch.  Returns {index: place} of those that keep their row and come back by `parking`;
+        `requeue` sends the others back to the waiting queue, to be prefilled again."""
+        places = {index: parking.split_off(batch, index) for index in parked}
+        reqs = [batch.reqs[i] for i in retracted]
+        for n, index in enumerate(retracted):
             batches.release(self.scheduler, batch, index, len(batch.reqs) - n - 1)
+        gone = {*places, *retracted}
         batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in gone])
         batch.batch_is_full = False
         self.retracted += reqs
+        return places
 
     def requeue(self):
         """After this pass's admission: under overlap scheduling the last step's result is still to come, and would be added to a

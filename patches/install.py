@@ -1,6 +1,7 @@
 """Two-stage installation through SGLang's plugin framework, and the check that nothing is half installed.
 
-Stage 1, whenever plugins load: the server arguments and Scheduler.__init__; harmless while --enable-zipage is off.
+Stage 1, whenever plugins load: the server arguments, Scheduler.__init__ and the check of each request's settings; harmless while
+--enable-zipage is off.
 Stage 2, inside Scheduler.__init__ of a server with --enable-zipage, before the model is loaded: everything else.
 """
 
@@ -18,6 +19,7 @@ SOURCE = HookSource("zipage", "zipage-sglang")
 # target path (see contract.py) -> (module of this package, hook)
 HOOKS = {
     "managers.scheduler.Scheduler.__init__": ("scheduler", "scheduler_init"),
+    "managers.tokenizer_manager.TokenizerManager._create_tokenized_object": ("tokenizer", "check_settings"),
     "layers.rotary_embedding.base.RotaryEmbedding.__init__": ("cpu", "rotary_init"),
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend": ("cpu", "alloc_extend"),
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_decode": ("cpu", "alloc_decode"),
@@ -25,6 +27,17 @@ HOOKS = {
     "layers.attention.base_attn_backend.AttentionBackend.forward": ("forward", "attention_forward"),
     "managers.scheduler.Scheduler.get_new_batch_prefill": ("scheduler", "get_new_batch_prefill"),
     "managers.scheduler.Scheduler._should_defer_prefill": ("scheduler", "should_defer_prefill"),
+    "managers.scheduler.Scheduler.get_next_batch_to_run": ("parking", "get_next_batch_to_run"),
+    "managers.scheduler.Scheduler.is_fully_idle": ("parking", "is_fully_idle"),
+    "managers.scheduler.Scheduler.get_num_allocatable_reqs": ("parking", "num_allocatable"),
+    "managers.scheduler.Scheduler.abort_request": ("parking", "abort_request"),
+    "managers.scheduler.Scheduler._abort_on_running_timeout": ("parking", "running_timeout"),
+    "managers.scheduler.Scheduler._collect_inflight_batches": ("parking", "inflight_batches"),
+    "managers.scheduler.Scheduler.pause_generation": ("parking", "pause_generation"),
+    "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker._get_total_uncached_sizes":
+        ("parking", "uncached_sizes"),
+    "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker._requests_owning_rows": ("parking", "owners"),
+    "managers.schedule_policy.PrefillAdder.__init__": ("parking", "adder_init"),
     "managers.scheduler.Scheduler.init_req_max_new_tokens": ("admission", "init_req_max_new_tokens"),
     "managers.scheduler.Scheduler.get_internal_state": ("scheduler", "get_internal_state"),
     "managers.schedule_batch.Req.reset_for_retract": ("lifecycle", "reset_for_retract"),

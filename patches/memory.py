@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zipage_patches import active, refusals
 from zipage_patches.compat import arguments, ranks
-from zipage_sglang.compressor import MAX_TOGETHER, Compressor
+from zipage_sglang.compressor import Compressor, most_candidates
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import (
     ModelShape,
@@ -25,7 +25,7 @@ def cell_size(result, configurator, kvc, num_layers):
     tp_size = kvc.server_args.tp_size
     q_heads = max(1, model.num_attention_heads // tp_size)
     shape = ModelShape(num_layers, q_heads, model.get_num_kv_heads(tp_size), model.head_dim, 1.0)
-    longest = MAX_TOGETHER * config.cap
+    longest = most_candidates(config)
     if config.when == "pressure":  # one row of any length
         longest = max(longest, model.context_len)
     active.workspace_bytes = workspace_bytes(shape, longest)

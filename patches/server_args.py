@@ -11,7 +11,7 @@ from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from zipage_patches import install, refusals
 from zipage_patches.compat import arguments
-from zipage_sglang.config import POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, WHEN, ZipageConfig
+from zipage_sglang.config import PER_REQUEST, POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, WHEN, ZipageConfig
 
 _DEFAULT = {f.name: f.default for f in dataclasses.fields(ZipageConfig)}
 
@@ -71,6 +71,17 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
     zipage_when: A[Optional[str], _memory(
         f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room for all, "
         f"and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
+    zipage_query_slots: A[Optional[int], _memory(
+        "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); others "
+        "wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
+    zipage_max_compress: A[Optional[int], _memory(
+        "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
+    zipage_max_budget: A[Optional[int], _memory(
+        "Largest budget that a request may ask for itself; sizes the workspace. A multiple of --page-size. Default 0: that of "
+        "--zipage-budget."), NS("memory")] = None
+    zipage_per_request: A[Optional[str], _memory(
+        f"What requests may set for themselves in custom_params: 'all' (budget, policy and so on, and compression off), 'no-off' (all "
+        f"but that), 'none'. Default {_DEFAULT['per_request']}.", PER_REQUEST), NS("memory")] = None
 
     def __post_init__(self):
         if self.enable_zipage:

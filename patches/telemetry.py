@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 import weakref
 
+from zipage_sglang import per_request
+
 SECONDS = 1.0  # between two updates
 TOKENS = (64, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 65536)
 
@@ -94,7 +96,9 @@ class Summary:
 
     def __getitem__(self, new_tokens: slice) -> list[dict]:
         req = self.req()
-        return [outcome(req)] if req is not None and req.finished() else []
+        if req is None or not req.finished():
+            return []
+        return [{**per_request.effective(req.zipage_config), **outcome(req)}]
 
 
 def attach_summary(req):

@@ -1,7 +1,8 @@
 """Runs compressions on the device: jobs of plain integers in, everything else stays there.
 
 The steady state (rows of K + b candidates at most) is replayed from CUDA graphs, one per batch size, because launching a dozen
-kernels costs more than they do.  Longer rows, as after a re-prefill, are launched kernel by kernel.
+kernels costs more than they do.  Longer rows, as after a re-prefill, and requests with settings of their own are launched kernel
+by kernel, the latter apart from others: every launch has one configuration.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch, Lengths
 from zipage_sglang import pipeline
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
+from zipage_sglang.policies import make_policy
 
 # Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
 MAX_TOGETHER = 8
 GRAPH_SIZES = (8, 4, 2, 1)  # largest first, so that the others find its memory
 
 
+def most_candidates(config: ZipageConfig) -> int:
+    """Candidates of one launch, all its requests together, that the workspace is for (a single row may be longer)."""
+    return MAX_TOGETHER * config.largest_cap
+
+
 class Job(NamedTuple):
-    """One request's compression.  row: its row of SGLang's row table; query_rows: w rows of the query cache; the others: see
-    `CompressionBatch`."""
+    """One request's compression.  row: its row of SGLang's row table; query_rows: w rows of the query cache; config: the
+    request's, None for the compressor's; the others: see `CompressionBatch`."""
 
     row: int
     kv_len: int
@@ -35,6 +42,10 @@ class Job(NamedTuple):
     keep: int
     count: int
     query_rows: list[int]
+    config: ZipageConfig | None = None
+
+
+NUMBERS = len(Job._fields) - 2  # fields that are one integer
 
 
 class Compressor:
@@ -57,6 +68,9 @@ class Compressor:
         """Compiles the kernels, so that no request waits for that, and captures the graphs on CUDA unless told otherwise."""
         if self.row_table.shape[1] < self.config.cap:
             return  # the context length ends before the first compression
+        if self.config.largest_cap > self.config.cap:
+            longest = min(self.row_table.shape[1], self.config.largest_cap)
+            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
         if self.config.when == "pressure":  # longer rows than any graph holds, and than selection keeps on chip
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
@@ -79,7 +93,7 @@ class Compressor:
             worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, [0] * self.config.window)
 
             def run(inputs=inputs, rows=rows, jobs=[worst] * size):
-                self._run(jobs, inputs, rows)
+                self._run(jobs, inputs, rows, self.config)
 
             with torch.cuda.stream(stream):
                 run()
@@ -97,19 +111,27 @@ class Compressor:
         timer = self._start()
         for some in self._groups(jobs):
             size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
-            if size in self._graphs and all(self._steady(job) for job in some):
+            config = some[0].config or self.config
+            if size in self._graphs and config == self.config and all(self._steady(job) for job in some):
                 some = some + [self._padding()] * (size - len(some))
                 self._inputs[size].copy_(self._pack(some), non_blocking=True)
                 self._graphs[size].replay()
             else:
                 rows = torch.empty(len(some), max(j.kv_len for j in some), dtype=torch.int64, device=self.device)
-                self._run(some, self._pack(some).to(self.device, non_blocking=True), rows)
+                self._run(some, self._pack(some).to(self.device, non_blocking=True), rows, config)
         self._stop(timer)
 
     def _groups(self, jobs: list[Job]) -> list[list[Job]]:
-        """At most MAX_TOGETHER jobs at a time, fewer where their rows are longer than K + b, but one at least."""
+        """Jobs of one configuration, at most MAX_TOGETHER at a time, fewer where their rows are longer than the workspace is
+        for, but one at least.  In the order of the jobs, which all ranks have alike."""
+        alike: dict[ZipageConfig, list[Job]] = {}
+        for job in jobs:
+            alike.setdefault(job.config or self.config, []).append(job)
+        return [group for some in alike.values() for group in self._split(some)]
+
+    def _split(self, jobs: list[Job]) -> list[list[Job]]:
         groups: list[list[Job]] = []
-        room, longest = MAX_TOGETHER * self.config.cap, 0
+        room, longest = most_candidates(self.config), 0
         for job in jobs:
             longest = max(longest, job.kv_len - job.start)
             if not groups or len(groups[-1]) == MAX_TOGETHER or (len(groups[-1]) + 1) * longest > room:
@@ -118,9 +140,9 @@ class Compressor:
             groups[-1].append(job)
         return groups
 
-    def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor):
-        """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten."""
-        size, fields = len(jobs), len(Job._fields) - 1
+    def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor, config: ZipageConfig):
+        """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten.  config: of all the jobs."""
+        size, fields = len(jobs), NUMBERS
         index, *counts = inputs[: fields * size].view(fields, size)
         counts = Lengths(*counts)
         ops.gather_rows(self.row_table, index, counts.kv_lens, rows)
@@ -135,12 +157,13 @@ class Compressor:
             query_rows=inputs[fields * size :].view(size, -1),
             device_counts=counts,
         )
-        result = pipeline.compress(batch, self.buffers, self.policy, self.config)
+        policy = self.policy if config is self.config else make_policy(config)
+        result = pipeline.compress(batch, self.buffers, policy, config)
         self.nan_scores += torch.where(index >= 0, result.nan_counts, 0).sum()
 
     def _pack(self, jobs: list[Job]) -> torch.Tensor:
         """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows."""
-        numbers = [number for field in list(zip(*jobs))[:-1] for number in field]
+        numbers = [number for field in list(zip(*jobs))[:NUMBERS] for number in field]
         for job in jobs:
             numbers += job.query_rows
         return torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")

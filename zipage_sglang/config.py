@@ -10,6 +10,7 @@ REDUNDANCIES = ("lightning", "flash", "none")
 POOLINGS = ("once", "never", "always")
 PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
+PER_REQUEST = ("all", "no-off", "none")
 
 # The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve.
 PRESETS = {
@@ -28,6 +29,10 @@ class ZipageConfig:
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
     the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
     when: `always` at K + b, or from there on only under memory `pressure`.
+    query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
+    are expected, with a margin.  max_compress: compressions a step, 0: no limit.
+    max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
+    `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
     Raises ValueError (naming the flag) for values that cannot work.
     """
 
@@ -45,11 +50,20 @@ class ZipageConfig:
     seed: int = 0
     prefix: str = "keep"
     when: str = "always"
+    query_slots: int = 0
+    max_compress: int = 0
+    max_budget: int = 0
+    per_request: str = "all"
 
     @property
     def cap(self) -> int:
         """Candidate tokens at which a request is compressed, K + b."""
         return self.budget + self.block
+
+    @property
+    def largest_cap(self) -> int:
+        """Candidate tokens at which a request with the largest budget that it may ask for is compressed."""
+        return max(self.budget, self.max_budget) + self.block
 
     @property
     def reserve(self) -> int:
@@ -86,14 +100,22 @@ class ZipageConfig:
         need(self.pooling in POOLINGS, "pooling", f"must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         need(self.prefix in PREFIX_MODES, "prefix", f"must be one of {', '.join(PREFIX_MODES)}, got {self.prefix!r}")
         need(self.when in WHEN, "when", f"must be one of {', '.join(WHEN)}, got {self.when!r}")
+        need(self.max_budget == 0 or self.max_budget >= self.budget, "max-budget",
+             f"must not be less than --zipage-budget ({self.budget}), got {self.max_budget}")
+        need(self.per_request in PER_REQUEST, "per-request",
+             f"must be one of {', '.join(PER_REQUEST)}, got {self.per_request!r}")
         need(0.0 <= self.alpha <= 1.0, "alpha", f"must be between 0 and 1, got {self.alpha}")
         need(0.0 <= self.lam <= 1.0, "lambda", f"must be between 0 and 1, got {self.lam}")
         need(self.tau > 0.0 and math.isfinite(self.tau), "tau", f"must be positive, got {self.tau}")
+        need(0 <= self.query_slots, "query-slots", f"must not be negative, got {self.query_slots}")
+        need(0 <= self.max_compress, "max-compress", f"must not be negative, got {self.max_compress}")
+        need(self.max_compress == 0 or self.when == "always", "max-compress",
+             "cannot be kept with --zipage-when pressure, where pages must come free at once; drop one of the two")
         need(0 <= self.seed < 2**32, "seed", f"must be a 32-bit unsigned number, got {self.seed}")
 
     def check_page_size(self, page_size: int):
         """Raises ValueError unless whole pages hold K and b (pages are freed whole)."""
-        for flag, value in (("budget", self.budget), ("block", self.block)):
+        for flag, value in (("budget", self.budget), ("block", self.block), ("max-budget", self.max_budget)):
             if value % page_size:
                 raise ValueError(
                     f"--zipage-{flag} {value} is not a multiple of --page-size {page_size}: "

@@ -34,7 +34,7 @@ class InvariantChecker:
         self.decisions = 0  # hash of all that this rank has decided so far
 
     def scheduler(self, scheduler, running_batch):
-        """Before and after the manager's step; all KV holders are in the running batch or are the chunked request."""
+        """Before and after the manager's step; all KV holders are in the running batch, parked, or the chunked request."""
         self.steps += 1
         engine, page = self.engine, self.engine.page_size
         owners = torch.zeros(engine.pool_size + page, dtype=torch.int64)
@@ -46,9 +46,10 @@ class InvariantChecker:
         in_tree = torch.zeros(len(owners), dtype=torch.bool)
         in_tree[tree] = True
 
-        self._check_lengths(running_batch)
+        parked = [item.place.batch for item in self.manager.parked if engine.holds_kv(item.req)]
+        self._check_lengths([running_batch, *parked])
         self._check_ranks(scheduler, running_batch)
-        holders = [r for r in running_batch.reqs if engine.has_row(r)]
+        holders = [r for batch in (running_batch, *parked) for r in batch.reqs if engine.has_row(r)]
         if scheduler.chunked_req is not None and engine.has_row(scheduler.chunked_req):
             holders.append(scheduler.chunked_req)
         for req in holders:
@@ -94,7 +95,7 @@ class InvariantChecker:
         """Every tensor-parallel rank has the same requests with the same lengths and the same slots."""
         if self.engine.tp_size == 1:
             return
-        words = [self.decisions, self.manager.free_slots]
+        words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked]]
         for req in batch.reqs:
             state, index = self.engine.state(req), self.engine.row(req)
             row = self.engine.row_pool.req_to_token[index, : self.engine.allocated_len(req)].tolist() if self.engine.has_row(req) else []
@@ -105,21 +106,24 @@ class InvariantChecker:
         torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
         assert both[0] == -both[1], f"the tensor-parallel ranks decided differently by step {self.steps}"
 
-    def _check_lengths(self, batch):
-        cfg = self.manager.config
-        holders = [(i, r) for i, r in enumerate(batch.reqs) if self.engine.has_row(r)]
-        on_device = batch.seq_lens.tolist() if holders else []
-        for i, req in holders:
-            copies = (on_device[i], int(batch.seq_lens_cpu[i]), self.engine.kv_len(req), self.engine.allocated_len(req))
+    def _check_lengths(self, batches):
+        holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if self.engine.has_row(r)]
+        for batch, i, req in holders:
+            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), self.engine.kv_len(req), self.engine.allocated_len(req))
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
-            if state is not None and state.compressed and cfg.when == "always":
-                assert copies[0] <= state.start + cfg.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {cfg.cap}"
-        bare = [r.rid for _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]
+            if state is None:
+                continue
+            if (own := state.config) is None:
+                untouched = not state.compressed and not state.evicted and not state.over and state.slot < 0
+                assert untouched, f"{req.rid}: compression is off for it, but {state}"
+            elif state.compressed and self.manager.config.when == "always":
+                assert copies[0] <= state.start + own.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {own.cap}"
+        bare = [r.rid for _, _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]
         assert not bare, f"rows beyond their trigger whose queries are not kept: {bare}"
-        compressed = sum(1 for _, r in holders if (s := self.engine.state(r)) is not None and s.compressed)
+        compressed = sum(1 for _, _, r in holders if (s := self.engine.state(r)) is not None and s.compressed)
         assert compressed <= self.manager.compressed, "a compressed row is not counted: its positions would be taken for exact"
-        slots = [s.slot for _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
+        slots = [s.slot for _, _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
         assert len(set(slots)) == len(slots), "a query slot has two owners"
         assert not set(slots) & set(self.manager.free_slots), "a query slot is both used and free"
         assert len(slots) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"

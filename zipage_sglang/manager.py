@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from zipage_sglang import pressure
 from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.plan import RowPlan, plan_row
+from zipage_sglang.plan import NEVER, RowPlan, plan_row
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.watch import Composition, Watch
@@ -36,6 +36,18 @@ class Compression:
     plan: RowPlan
     new_slots: torch.Tensor | None
     old_slots: torch.Tensor | None = None
+
+
+class Parked(NamedTuple):
+    """A request that waits for a query slot or for its compression, out of the running batch, with its KV.
+
+    place: what the engine needs to put it back.  since: clock, for the record only.
+    """
+
+    req: Any
+    state: RequestState
+    place: Any
+    since: float
 
 
 class Engine(Protocol):
@@ -58,7 +70,8 @@ class Engine(Protocol):
     def shortage(self, batch) -> pressure.Shortage: ...
     def gain(self, req) -> pressure.Gain: ...
     def publish(self, batch, work: list[Compression]): ...
-    def retract(self, batch, indices: list[int]): ...
+    def ending(self, req) -> bool: ...
+    def leave(self, batch, parked: list[int], retracted: list[int]) -> dict[int, Any]: ...
 
 
 @dataclasses.dataclass
@@ -78,13 +91,19 @@ class Stats:
     failures: int = 0
     retractions: int = 0
     retracted_compressed: int = 0
+    parked: int = 0
+    parked_seconds: float = 0.0
+    peak_parked: int = 0
     peak_running: int = 0
     peak_kv_tokens: int = 0
     peak_query_slots: int = 0
 
 
 class Manager:
-    """Owns the query slots and the compression of one scheduler's running batch."""
+    """Owns the query slots and the compression of one scheduler's running batch.
+
+    config: the server's; what a request may set for itself is in its state.
+    """
 
     def __init__(self, config: ZipageConfig, compressor: Compressor, runtime: Runtime, engine: Engine):
         self.config = config
@@ -99,6 +118,7 @@ class Manager:
         self.compressed = 0  # requests with a compressed row
         self.over: list[tuple[Any, RequestState]] = []  # rows that are compressed when somebody needs their pages
         self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
+        self.parked: list[Parked] = []  # first come, first served
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
@@ -106,20 +126,55 @@ class Manager:
         due, near = self._look(batch)
         if self.over:
             due = self._needed(batch)
-        stuck = []
+        stuck, late = [], []
         if due:
+            due, late = self._limit(due)
             stuck = self._compress(batch, due)
             self.stats.compress_seconds += time.perf_counter() - started
-        for index, req, state in near:
-            if not self._give_slot(req, state):
-                stuck.append(index)
-        if stuck:
-            # Neither pages nor a query slot to be had although both were reserved: recompute later, lose nothing.
-            self.engine.retract(batch, sorted(stuck))
+        late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
+        if stuck or late:
+            self._leave(batch, stuck, late)
         stats = self.stats
         stats.steps += 1
         stats.peak_running = max(stats.peak_running, len(batch.reqs))
         stats.host_seconds += time.perf_counter() - started
+
+    def come_back(self) -> list:
+        """Places of the parked requests that can go on now, before the next step: for a slot that is free, for one of this
+        step's compressions, or to end."""
+        back, stay = [], []
+        room = self.config.max_compress or len(self.parked)
+        for item in self.parked:
+            req, state = item.req, item.state
+            if not self.engine.holds_kv(req) or self.engine.state(req) is not state:
+                continue  # ended by the step that was in flight
+            if state.slot != NO_SLOT and room and not self.engine.ending(req):
+                room -= 1
+            elif not self.engine.ending(req) and (state.slot != NO_SLOT or not self._give_slot(req, state)):
+                stay.append(item)
+                continue
+            back.append(item)
+        self.parked = stay
+        self.stats.parked_seconds += sum(time.perf_counter() - item.since for item in back)
+        return [item.place for item in back]
+
+    def _limit(self, due):
+        """(those to compress in this step, those beyond the limit): who waited longest comes first."""
+        limit = self.config.max_compress or len(due)
+        due = sorted(due, key=lambda item: (item[2].parked_at or self.watch.now, item[0]))
+        return sorted(due[:limit], key=lambda item: item[0]), due[limit:]
+
+    def _leave(self, batch, stuck: list[int], late: list):
+        """stuck: no pages to be had although they were reserved: recompute later, lose nothing.  late: park."""
+        late = sorted(late, key=lambda item: item[0])
+        places = self.engine.leave(batch, [index for index, _, _ in late], sorted(stuck))
+        for index, req, state in late:
+            state.parked_at = state.parked_at or self.watch.now
+            self.watch.book(req, state, 1)
+            self.parked.append(Parked(req, state, places[index], time.perf_counter()))
+        self.stats.parked += len(late)
+        self.parked.sort(key=lambda item: item.state.parked_at)
+        self.stats.peak_parked = max(self.stats.peak_parked, len(self.parked))
 
     def release(self, req):
         """Forget a request whose row is being freed (finished, aborted, retracted)."""
@@ -165,17 +220,22 @@ class Manager:
         for req, state in looks:
             if not engine.holds_kv(req) or engine.state(req) is not state:
                 continue  # over, or begun anew after a retraction
+            if state.config is None:  # not to be compressed: nothing ever happens to it
+                state.look_at = NEVER
+                continue
             index = self.running.index(req)
             if index is None:  # held back by the scheduler
                 watch.book(req, state, 1)
                 continue
             kv_len = engine.kv_len(req)
             self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, kv_len)
-            trigger = state.trigger(cfg.cap, cfg.window)
+            trigger = state.trigger
             if kv_len >= trigger and cfg.when == "pressure":
                 state.over = True
                 self.over.append((req, state))
             elif kv_len >= trigger:
+                if state.slot == NO_SLOT and engine.ending(req):
+                    continue  # came back to end, without its queries
                 due.append((index, req, state))
             elif kv_len >= trigger - cfg.window:
                 near.append((index, req, state))
@@ -210,10 +270,11 @@ class Manager:
 
     def _compress(self, batch, due) -> list[int]:
         """Compress `due` requests; returns batch indices of those that no private slots could be found for."""
-        engine, cfg = self.engine, self.config
+        engine = self.engine
         work, stuck = [], []
         for index, req, state in due:
-            plan = plan_row(state.start, cfg.budget, engine.kv_len(req), engine.protected_len(req), engine.page_size)
+            budget = state.config.budget
+            plan = plan_row(state.start, budget, engine.kv_len(req), engine.protected_len(req), engine.page_size)
             new_slots = engine.allocate(plan.new_slots) if plan.new_slots else None
             if plan.new_slots and new_slots is None:
                 stuck.append(index)
@@ -243,28 +304,30 @@ class Manager:
         return [item.index for item in work]
 
     def _job(self, item: Compression) -> Job:
-        state, plan = item.state, item.plan
+        state, plan, budget = item.state, item.plan, item.state.config.budget
         true_len = plan.kv_len + state.evicted
         return Job(
             row=self.engine.row(item.req),
             kv_len=plan.kv_len,
             start=state.start,
             evicted=state.evicted,
-            stored=self.config.budget if state.compressed else 0,
-            keep=self.config.budget,
+            stored=budget if state.compressed else 0,
+            keep=budget,
             count=state.count,
             query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
+            config=state.config,
         )
 
     def _after(self, item: Compression):
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
+        state.parked_at = 0
         state.over = False
         state.evicted += plan.evicted
         if not state.counted:
             self.compressed += 1
             state.counted = True
-        trigger = state.trigger(cfg.cap, cfg.window)
+        trigger = state.trigger
         if plan.kept < trigger - cfg.window:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT

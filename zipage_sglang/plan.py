@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+NEVER = 1 << 60  # a trigger that no row reaches
+
 
 def floor_page(tokens: int, page: int) -> int:
     return tokens // page * page
@@ -81,3 +83,8 @@ def fits_alone(prefill_len: int, remaining: int, start: int, budget: int, cap: i
     protected = floor_page(prefill_len, page) if tree else 0
     copied = copy_out_slots(start, budget, protected, page)
     return ceil_page(prefill_len, page) + ceil_page(grow, page) + copied + 2 * page < pool
+
+
+def fits_whole(prefill_len: int, remaining: int, page: int, pool: int) -> bool:
+    """The same for a request that is not compressed."""
+    return ceil_page(prefill_len, page) + ceil_page(remaining, page) + 2 * page < pool

@@ -17,6 +17,7 @@ from zipage_sglang.pipeline import KVBuffers
 
 POSITION_BYTES = 4
 IMPORTANCE_BYTES = 2
+MARGIN = 4  # query slots for each one that is expected to be in use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +53,16 @@ def workspace_bytes(shape: ModelShape, candidates: int) -> int:
 
 
 def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int) -> int:
-    """Query slots that suffice for every request near its trigger.
+    """M: what the configuration says, or four times the slots that are expected to be in use, and a few more.
 
     A request needs a slot only while it holds more than cap - w private candidates, so a pool holds at most
-    pool / (cap - w) such requests.
+    pool / (cap - w) such requests, and each of them is there for w of every b tokens.  Requests that were admitted together
+    come there together once; some of them wait then and are spread from there on.
     """
-    return max(1, min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1))
+    most = min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1)
+    if config.query_slots:
+        return min(config.query_slots, most)
+    return max(1, min(most, math.ceil(MARGIN * most * config.window / config.block) + 4))
 
 
 class Runtime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from zipage_sglang import plan
+from zipage_sglang.config import ZipageConfig
 
 NO_SLOT = -1
 
@@ -13,8 +14,10 @@ NO_SLOT = -1
 class RequestState:
     """Lives on SGLang's request object from its first decode step to its end or retraction.
 
-    start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  count: compressions since then.
+    start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  config: the request's own, None where it is
+    not to be compressed.  count: compressions since the prefill.
     evicted: true length - kv_len.  slot: query slot or NO_SLOT.  look_at: manager step at which the next look is booked, 0 before the first.
+    parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
     counted: whether the manager counts it among the compressed requests that hold a row.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
@@ -22,10 +25,12 @@ class RequestState:
 
     start: int
     prefill_len: int
+    config: ZipageConfig | None
     count: int = 0
     evicted: int = 0
     slot: int = NO_SLOT
     look_at: int = 0
+    parked_at: int = 0
     over: bool = False
     counted: bool = False
     skip_insert: bool = False
@@ -34,6 +39,10 @@ class RequestState:
     def compressed(self) -> bool:
         return self.count > 0
 
-    def trigger(self, cap: int, window: int) -> int:
-        """kv_len at which the next compression is due; `cap` and `window` in tokens."""
-        return self.start + cap if self.compressed else plan.trigger_len(self.start, cap, window, self.prefill_len)
+    @property
+    def trigger(self) -> int:
+        """kv_len at which the next compression is due."""
+        if self.config is None:
+            return plan.NEVER
+        cap = self.config.cap
+        return self.start + cap if self.compressed else plan.trigger_len(self.start, cap, self.config.window, self.prefill_len)

@@ -35,14 +35,14 @@ class Watch:
 
     def __init__(self):
         self.now = 0
-        self._booked: dict[int, list] = defaultdict(list)
+        self._booked: dict[int, dict] = defaultdict(dict)  # {step: {identity: (request, state)}}
 
     def book(self, req, state, steps: int):
         """Look at the request in `steps` steps (at least one); its earlier booking is void."""
         state.look_at = self.now + max(1, steps)
-        self._booked[state.look_at].append((req, state))
+        self._booked[state.look_at][id(state)] = (req, state)  # once, should it come back to a step it was moved away from
 
     def due(self) -> list:
         """The next step begins: (request, state) of all that must be looked at now."""
         self.now += 1
-        return [(req, state) for req, state in self._booked.pop(self.now, ()) if state.look_at == self.now]
+        return [(req, state) for req, state in self._booked.pop(self.now, {}).values() if state.look_at == self.now]

@@ -34,7 +34,7 @@ def measure(stream: Stream, block: int) -> list[dict[str, torch.Tensor]]:
     """Of each layer of a full-KV stream, flattened over blocks, heads and keys."""
     out = []
     for k in stream.rows.k:
-        similarities = block_similarities(k[1 : stream.rows.length + 1], block)
+        similarities = block_similarities(k[1 : stream.rows.length + 1].cpu(), block)
         mean = similarities.sum(dim=-1) / (block - 1)
         out.append({name: values.flatten() for name, values in (counts(similarities) | dict(mean=mean)).items()})
     return out

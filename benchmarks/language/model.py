@@ -16,8 +16,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 END = "<|im_end|>"
 
 
-def load():
-    """(model in float32 on CPU, in eval mode; tokenizer)."""
+def load(device: str = "cpu"):
+    """(model in float32 on `device`, in eval mode; tokenizer)."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds to import
 
     folder = cache_folder() / f"smollm2-135m-{SHA256[:12]}"
@@ -32,4 +32,4 @@ def load():
         tokenizer.save_pretrained(folder)
         (folder / "done").touch()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(folder)
+    return model.eval().to(device), AutoTokenizer.from_pretrained(folder)

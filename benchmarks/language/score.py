@@ -32,14 +32,15 @@ class FullPass:
 
 def first_cut(config: ZipageConfig, document: Document) -> int:
     """Tokens before the first compression."""
-    return RequestState(config.start(document.prompt_len), document.prompt_len).trigger(config.cap, config.window)
+    return RequestState(config.start(document.prompt_len), document.prompt_len, config).trigger
 
 
 def _predict(model, hidden: torch.Tensor, following: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(nats, likeliest token) at each position that a token follows."""
     with torch.inference_mode():
         logits = model.lm_head(hidden[: len(following)]).float()
-        return F.cross_entropy(logits, torch.tensor(following), reduction="none"), logits.argmax(dim=-1)
+        nats = F.cross_entropy(logits, torch.tensor(following, device=logits.device), reduction="none")
+        return nats.cpu(), logits.argmax(dim=-1).cpu()
 
 
 def full_pass(model, document: Document, cuts: set[int], window: int) -> FullPass:

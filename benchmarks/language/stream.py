@@ -28,13 +28,13 @@ class Rows:
     (position p in row p % w + 1).
     """
 
-    def __init__(self, model_config, capacity: int, window: int, dtype: torch.dtype):
+    def __init__(self, model_config, capacity: int, window: int, dtype: torch.dtype, device: torch.device):
         c = model_config
         shape = (capacity + 1, c.num_key_value_heads, c.head_dim)
-        self.k = [torch.zeros(shape, dtype=dtype) for _ in range(c.num_hidden_layers)]
-        self.v = [torch.zeros(shape, dtype=dtype) for _ in range(c.num_hidden_layers)]
+        self.k = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(c.num_hidden_layers)]
+        self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(c.num_hidden_layers)]
         queries = (c.num_hidden_layers, window + 1, c.num_attention_heads, c.head_dim)
-        self.query_cache = torch.zeros(queries, dtype=dtype)
+        self.query_cache = torch.zeros(queries, dtype=dtype, device=device)
         self.window, self.length, self.evicted = window, 0, 0
 
     def query_row(self, position: int) -> int:
@@ -51,11 +51,12 @@ class Rows:
         self.k[layer][new], self.v[layer][new] = key.transpose(0, 1), value.transpose(0, 1)
         last = min(n, self.window)
         position = end + self.evicted
-        at = torch.tensor([self.query_row(p) for p in range(position - last, position)])
+        at = torch.tensor([self.query_row(p) for p in range(position - last, position)], device=query.device)
         ops.store_query(query[:, n - last :].transpose(0, 1), at, self.query_cache[layer])
         keys, values = (b[layer][1 : end + 1].to(query.dtype).transpose(0, 1) for b in (self.k, self.v))
         group = heads // keys.shape[0]
-        visible = torch.arange(end) < torch.arange(self.length + 1, end + 1)[:, None]
+        column = torch.arange(end, device=query.device)
+        visible = column <= column[self.length :, None]
         out = F.scaled_dot_product_attention(  # the group's heads as further queries of their KV head
             query.reshape(-1, group * n, dim)[None], keys[None], values[None], visible.repeat(group, 1), scale=scale)
         return out.reshape(heads, n, dim).transpose(0, 1)[None]
@@ -69,7 +70,7 @@ AttentionInterface.register(ATTENTION, _attention)
 
 
 class Stream:
-    """One request.  model: a causal LM whose attention is switched to KV rows.  config None: full KV.
+    """One request.  model: a causal LM whose attention is switched to KV rows; it may be on a GPU.  config None: full KV.
 
     capacity: most tokens fed.  kv_dtype: of keys, values and stored queries.  The first `prompt_len` tokens are the prompt.
     """
@@ -78,17 +79,19 @@ class Stream:
                  kv_dtype: torch.dtype = torch.bfloat16):
         model.set_attn_implementation(ATTENTION)
         self.model, self.config = model, config
-        self.rows = Rows(model.config, capacity, config.window if config else window, kv_dtype)
+        self.device = model.device
+        self.rows = Rows(model.config, capacity, config.window if config else window, kv_dtype, self.device)
         if config is None:
             return
         c, rows, policy = model.config, self.rows, make_policy(config)
         table = (c.num_hidden_layers, capacity + 1, c.num_key_value_heads)
-        importance = torch.zeros(table, dtype=torch.bfloat16) if policy.stores_importance else None
-        buffers = KVBuffers(rows.k, rows.v, rows.query_cache, torch.zeros(table, dtype=torch.int32), importance,
-                            scale=c.head_dim**-0.5)
-        row_table = torch.arange(1, capacity + 1, dtype=torch.int32)[None]
+        stored = dict(dtype=torch.bfloat16, device=self.device)
+        importance = torch.zeros(table, **stored) if policy.stores_importance else None
+        positions = torch.zeros(table, dtype=torch.int32, device=self.device)
+        buffers = KVBuffers(rows.k, rows.v, rows.query_cache, positions, importance, scale=c.head_dim**-0.5)
+        row_table = torch.arange(1, capacity + 1, dtype=torch.int32, device=self.device)[None]
         self.compressor = Compressor(buffers, policy, config, row_table)
-        self.state = RequestState(config.start(prompt_len), prompt_len)
+        self.state = RequestState(config.start(prompt_len), prompt_len, config)
 
     @property
     def fed(self) -> int:
@@ -99,7 +102,7 @@ class Stream:
         """Tokens that may be fed before the next compression; None: any number."""
         if self.config is None:
             return None
-        return self.state.trigger(self.config.cap, self.config.window) - self.rows.length
+        return self.state.trigger - self.rows.length
 
     @torch.inference_mode()
     def feed(self, ids: list[int]) -> torch.Tensor:
@@ -112,9 +115,10 @@ class Stream:
         room = self.room()
         if room is not None and len(ids) > room:
             raise ValueError(f"a chunk of {len(ids)} tokens crosses the compression that is due after {room}")
-        positions = torch.arange(self.fed, self.fed + len(ids))[None]
-        out = self.model.model(input_ids=torch.tensor([ids]), position_ids=positions, use_cache=False, rows=self.rows)
-        self.rows.length += len(ids)
+        positions = torch.arange(self.fed, self.fed + len(ids), device=self.device)[None]
+        ids = torch.tensor([ids], device=self.device)
+        out = self.model.model(input_ids=ids, position_ids=positions, use_cache=False, rows=self.rows)
+        self.rows.length += ids.shape[1]
         return out.last_hidden_state[0]
 
     def chunks(self, ids: list[int], size: int):

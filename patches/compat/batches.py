@@ -16,6 +16,14 @@ def release(scheduler, batch, index: int, remaining: int):
     batch.release_req(index, remaining, *([scheduler.server_args] if _TAKES_ARGS else []))
 
 
+def reserve(adder, tokens: int):
+    """Have a PrefillAdder leave so many more KV slots to requests that run."""
+    if hasattr(adder, "memory_budget"):
+        adder.memory_budget.total_offset += tokens
+    else:
+        adder.rem_total_token_offset += tokens
+
+
 def send_abort(scheduler, abort, req):
     """Tell the client that a request which waits has ended."""
     if _SENDS_ABORTS:

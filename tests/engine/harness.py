@@ -24,8 +24,8 @@ CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=Tr
 
 @dataclasses.dataclass
 class Run:
-    """What one engine did: outputs per round, the zipage block of each scheduler (info: the first one's), and the probe's
-    records by request id."""
+    """What one engine did: outputs per round, what it said to refused requests, the zipage block of each scheduler (info: the first
+    one's), and the probe's records by request id."""
 
     requests: list
     rounds: list
@@ -33,6 +33,7 @@ class Run:
     flushed: bool
     kept: dict
     retracted_at: dict
+    refusals: list
 
     @property
     def info(self):
@@ -60,11 +61,11 @@ def environment(**extra):
     return {**env, **{k: str(v) for k, v in extra.items()}}
 
 
-def run_engine(tmp_path, rounds, env=None, timeout=600, **engine) -> Run:
-    """Start an engine with `engine` over the CPU defaults, run `rounds`, and read back what happened."""
+def run_engine(tmp_path, rounds, env=None, timeout=600, refused=(), **engine) -> Run:
+    """Start an engine with `engine` over the CPU defaults, run `rounds` and then what must be refused, and read back what happened."""
     tmp_path.mkdir(parents=True, exist_ok=True)
     spec, result = tmp_path / "spec.json", tmp_path / "result.json"
-    spec.write_text(json.dumps({"engine": {**CPU, **engine}, "rounds": rounds}))
+    spec.write_text(json.dumps({"engine": {**CPU, **engine}, "rounds": rounds, "refused": list(refused)}))
     with open(tmp_path / "log.txt", "w") as log:
         process = subprocess.run(
             [sys.executable, str(pathlib.Path(__file__).with_name("run_engine.py")), str(spec), str(result)],
@@ -79,7 +80,7 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, **engine) -> Run:
         kept.setdefault(line["rid"], []).append(line)
     for line in _lines(tmp_path / "events.jsonl"):
         retracted.setdefault(line["rid"], []).append(line["outputs"])
-    return Run(rounds, data["rounds"], data["infos"], data["flushed"], kept, retracted)
+    return Run(rounds, data["rounds"], data["infos"], data["flushed"], kept, retracted, data["refusals"])
 
 
 def _lines(path):

@@ -5,10 +5,11 @@ import concurrent.futures
 
 import httpx
 import pytest
-from harness import CHECKS, PROBE, request, run_engine
+from harness import CHECKS, PROBE, run_engine
 from oracle import decode
 from test_entry_points import CPU, METHOD
 from test_oracle import oracle_model, prompts  # noqa: F401 (fixture)
+from test_per_request import asking, oracle_config
 from test_server import PROBLEM, zipage
 
 from benchmarks.server import Server
@@ -16,16 +17,19 @@ from benchmarks.server import Server
 pytestmark = pytest.mark.full
 BUDGET = dict(budget=96, block=32, window=8)
 TOKENS = 170
+# What the requests of the second round ask for themselves.
+OWN = [None, {"enabled": False}, {"budget": 64}, {"recency": 0.25}, {"budget": 32, "prefix": "compress"}, {"enabled": False}]
 
 
 def run_and_compare(oracle_model, tmp_path, method, env=None, **engine):  # noqa: F811
     method = BUDGET | method
-    rounds = [[request(f"r{n}-{i}", p, TOKENS) for i, p in enumerate(prompts())] for n in range(2)]
+    rounds = [[asking(f"r{n}-{i}", p, TOKENS, asked) for i, (p, asked) in enumerate(zip(prompts(), own))]
+              for n, own in enumerate(([None] * 6, OWN))]
     flags = {f"zipage_{k}": v for k, v in method.items()}
     run = run_engine(tmp_path, rounds, env=env, enable_zipage=True, page_size=4, **flags, **engine)
-    for i, p in enumerate(prompts()):
-        want = decode.generate(oracle_model, p, TOKENS, decode.OracleConfig(**method), ignore_eos=True)
-        for n in range(2):
+    for i, (p, own) in enumerate(zip(prompts(), OWN)):
+        for n, asked in enumerate((None, own)):
+            want = decode.generate(oracle_model, p, TOKENS, oracle_config(asked, method), ignore_eos=True)
             assert run.ids(n)[i] == want.tokens, (n, i)
     assert all(info["compressions"] >= 6 for info in run.infos) and run.flushed
     return run
@@ -62,4 +66,7 @@ def test_several_tokenizer_workers(tmp_path):
             ask = lambda _: httpx.post(f"{server.url}/generate", json=body, timeout=300).json()
             replies = list(pool.map(ask, range(6)))
             assert all(PROBLEM.check(r["text"]) for r in replies) and len({r["text"] for r in replies}) == 1
+            bad = {**body, "sampling_params": {"custom_params": {"zipage": {"budget": 1}}}}
+            refused = pool.map(lambda _: httpx.post(f"{server.url}/generate", json=bad, timeout=300), range(6))
+            assert all(r.status_code == 400 and "zipage.budget" in r.text for r in refused)
             assert zipage(server.url)["compressions"] >= 12 and zipage(server.url)["running"] == 0

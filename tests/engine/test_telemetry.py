@@ -13,7 +13,7 @@ PROMPT = list(range(8, 60))
 
 
 def generate(url, tokens, **extra):
-    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}, **extra}
+    body = {"input_ids": PROMPT, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}} | extra
     return httpx.post(f"{url}/generate", json=body, timeout=300)
 
 
@@ -28,7 +28,7 @@ def test_meta_info_of_an_answer(url):
     for tokens, compressions in ((150, 0), (161, 1), (260, 4)):
         info = generate(url, tokens).json()["meta_info"]
         (said,) = info["zipage"]
-        assert said == {"compressions": compressions, "evicted_tokens": 32 * compressions,
+        assert said == {"budget": 128, "compressions": compressions, "evicted_tokens": 32 * compressions,
                         "kv_len": len(PROMPT) + tokens - 32 * compressions}
 
 

@@ -23,6 +23,7 @@ def test_compressed_only_where_it_helps(name, oracle_model, tmp_path):  # noqa: 
     roomy = [request(f"room{i}", p, 240) for i, p in enumerate(ids)]
     crowd = [request(f"crowd{i:02d}", ids[i % 4], rng.randint(180, 320)) for i in range(20)]
     crowd[3]["params"]["max_new_tokens"] = POOL + 100  # longer than the whole pool
+    crowd[6]["params"]["custom_params"] = {"zipage": {"enabled": False}}  # never a victim
     run = run_engine(tmp_path, [roomy, crowd, roomy_again(roomy)], enable_zipage=True, zipage_when="pressure", zipage_budget=BUDGET,
                      zipage_block=BLOCK, zipage_window=8, max_total_tokens=POOL, **SETTINGS[name])
     for n in (0, 2):
@@ -31,6 +32,8 @@ def test_compressed_only_where_it_helps(name, oracle_model, tmp_path):  # noqa: 
             assert got["ids"] == want.tokens and r["rid"] not in run.kept, "there was room for all"
     for got, r in zip(run.rounds[1], crowd):
         assert got["reason"]["type"] == "length" and len(got["ids"]) == r["params"]["max_new_tokens"]
+    whole = decode.generate(oracle_model, crowd[6]["input_ids"], crowd[6]["params"]["max_new_tokens"], None, ignore_eos=True)
+    assert run.output("crowd06") == whole.tokens and "crowd06" not in run.kept
     info = run.info
     assert info["retractions"] == 0 and run.flushed
     bound = max(map(len, ids)) + BUDGET + BLOCK

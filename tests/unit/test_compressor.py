@@ -52,6 +52,30 @@ def test_jobs_become_the_batch_they_describe(policy):
     assert compressor.nan_scores == 0 and compressor.seconds > 0
 
 
+def test_each_job_is_compressed_by_its_own_configuration():
+    """One batch of four configurations leaves the memory that four batches leave."""
+    configs = [config_of("zipage"), dataclasses.replace(config_of("zipage"), alpha=0.1, lam=0.9, recency=0.0),
+               dataclasses.replace(config_of("recent"), budget=6), config_of("random")]
+    requests = [dataclasses.replace(q, keep=configs[i % 4].budget) for i, q in enumerate(REQUESTS * 2)]
+    case = make_case(requests, seed=5)
+    expected = copy.deepcopy(case)
+    jobs, table = jobs_of(case)
+    for n, config in enumerate(configs):
+        alone = Compressor(buffers_of(expected), make_policy(config), config, table)
+        alone.run(jobs[n::4])
+    compressor = Compressor(buffers_of(case), make_policy(configs[0]), configs[0], table)
+    compressor.run([job._replace(config=configs[i % 4]) for i, job in enumerate(jobs)])
+    assert_same_memory(case, expected)
+
+
+def test_groups_are_in_the_order_of_the_jobs_and_of_one_configuration():
+    case = make_case([Request(kv_len=17, keep=8)])
+    config, other = config_of("recent"), dataclasses.replace(config_of("recent"), recency=0.0)
+    compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
+    jobs = [Job(n, 13, 4, 0, 0, 8, 0, [1, 2, 3], (other, None, dataclasses.replace(config))[n % 3]) for n in range(6)]
+    assert [[job.row for job in group] for group in compressor._groups(jobs)] == [[0, 3], [1, 2, 4, 5]]
+
+
 def test_nan_scores_are_counted():
     case = make_case([Request(kv_len=17, keep=8)])
     case.k_buffers[0][case.slots(0)[2], 1] = torch.nan

@@ -52,6 +52,8 @@ def test_reserve_is_the_larger_of_window_and_floor(budget, window, recency, rese
         ("lambda", dict(lam=1.1)),
         ("tau", dict(tau=0.0)),
         ("tau", dict(tau=math.inf)),
+        ("max-budget", dict(max_budget=1024)),
+        ("per-request", dict(per_request="some")),
         ("seed", dict(seed=-1)),
         ("seed", dict(seed=2**32)),
     ],
@@ -83,7 +85,7 @@ def test_page_sizes_that_divide(page_size):
 
 @pytest.mark.parametrize(
     "flag, changes, page_size, instead",
-    [("block", dict(block=100), 64, 128), ("budget", dict(budget=1000), 16, 1008), ("block", {}, 512, 512)],
+    [("block", dict(block=100), 64, 128), ("budget", dict(budget=1000), 16, 1008), ("max-budget", dict(max_budget=2056), 16, 2064), ("block", {}, 512, 512)],
 )
 def test_page_sizes_that_do_not_divide_are_refused_with_a_way_out(flag, changes, page_size, instead):
     with pytest.raises(ValueError, match=rf"--zipage-{flag} .*--page-size {page_size}: use {instead} "):

@@ -1,17 +1,21 @@
 """The chunked feeder against transformers' own forward and against attention written as one masked matrix."""
 
 import copy
+import dataclasses
+import random
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.language import report
+from benchmarks.language import passkey, report
 from benchmarks.language.documents import Document, clean
 from benchmarks.language.keys import block_similarities, counts
 from benchmarks.language.score import compressed_pass, first_cut, full_pass
 from benchmarks.language.stream import Stream
-from benchmarks.language_model import _arguments, make_configs
+from benchmarks.language.settings import make_configs
+from benchmarks.language_model import _arguments
+from benchmarks.passkey import render as passkey_table
 from zipage_sglang.config import ZipageConfig
 
 
@@ -190,3 +194,66 @@ def test_tables_are_paired_by_document():
     assert "-0.1500" in report.against_each_other(records, "all", "256 recent")
     assert "2 of 2" in report.against_each_other(records, "all", "256 recent")
     assert "own answers" not in report.render(records)
+
+
+class Words:
+    """A tokenizer of one id per character, as far as `place` looks at it."""
+
+    def __call__(self, text):
+        return [ord(c) for c in text]
+
+
+def test_every_quarter_behind_the_prompt_holds_one_key():
+    sentences = [f"Sentence number {i} says nothing much." for i in range(200)]
+    keys = {"Rome": "12345", "Oslo": "54321", "Paris": "11111", "Vienna": "90909"}
+    for seed in range(20):
+        case = passkey.place(sentences, keys, 1600, 200, random.Random(seed), Words())
+        text = "".join(map(chr, case.ids))
+        assert len(case.ids) == 1600 and case.prompt_len == 200
+        filler = 1600 - sum(len(passkey.said(n, k)) for n, k in keys.items())
+        for i, (question, (name, key)) in enumerate(zip(case.questions, keys.items())):
+            at = text.index(passkey.said(name, key))
+            assert question.depth == 1600 - at - len(passkey.said(name, key)) > 0
+            before = at - sum(len(passkey.said(n, k)) for n, k in list(keys.items())[:i])
+            width = (filler - 200 - passkey.LONGEST) / 4
+            assert 200 + i * width <= before <= 200 + (i + 1) * width + passkey.LONGEST
+            assert "".join(map(chr, question.ids)) == passkey.asked(name) + " " + key
+            assert question.answer == len(key) + 1
+
+
+def test_too_little_text_for_the_keys_is_an_error():
+    with pytest.raises(ValueError, match="tokens of text"):
+        passkey.place(["Too short."], {"Rome": "12345"}, 900, 200, random.Random(0), Words())
+
+
+@pytest.mark.parametrize("config", [None, config_of("zipage", budget=48), config_of("recent")])
+@torch.inference_mode()
+def test_recall_is_greedy_decoding_from_the_rows_that_the_document_left(model, ids, config):
+    questions = [[3, 1, 4, 1], [5, 9, 2], [6, 5, 3, 5, 8]]
+    answers = []
+    for question in questions:  # decoded token by token, each question by itself
+        stream = Stream(copy.deepcopy(model), config, 10, len(ids) + 8, kv_dtype=torch.float32)
+        for _ in stream.chunks(ids, 50):
+            pass
+        if config:
+            stream.config = dataclasses.replace(config, budget=config.budget + 50)
+        out = list(question)
+        hidden = stream.feed(question)
+        for _ in range(3):
+            out.append(int(stream.model.lm_head(hidden[-1:]).argmax()))
+            hidden = stream.feed(out[-1:])
+        answers.append(out[-3:])
+    some = [passkey.Question(q + a, 3, 0) for q, a in zip(questions, answers)]
+    wrong = [passkey.Question(q + a[:2] + [(a[2] + 1) % 61], 3, 0) for q, a in zip(questions, answers)]
+    case = passkey.Case(ids, 10, some + wrong)
+    copied = copy.deepcopy(model)
+    assert passkey.recall(copied, case, config, kv_dtype=torch.float32) == [True] * 3 + [False] * 3
+
+
+def test_table_of_recalled_keys():
+    records = [dict(document=d, setting=s, recalled=r, depths=[700, 400, 300, 100])
+               for d, s, r in [(0, "full", [1, 1, 1, 1]), (1, "full", [1, 1, 0, 1]), (0, "x", [0, 1, 0, 1]), (1, "x", [0, 0, 0, 1])]]
+    lines = passkey_table(records, ["full", "x"], "full").splitlines()
+    assert lines[2].split()[:3] == ["full", "8", "87.5"]
+    assert lines[3].split()[:3] == ["x", "8", "37.5"] and "-50.0" in lines[3]
+    assert lines[3].split()[-6:] == ["100.0", "%", "25.0", "%", "0.0", "%"]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipage_sglang.plan import RowPlan, ceil_page, copy_out_slots, fits_alone, floor_page, plan_row, trigger_len
+from zipage_sglang.plan import RowPlan, ceil_page, copy_out_slots, fits_alone, fits_whole, floor_page, plan_row, trigger_len
 
 
 def test_trigger_waits_for_a_window_after_a_long_prefill():
@@ -58,3 +58,14 @@ def test_a_bounded_request_fits_alone_and_an_unbounded_prompt_does_not():
     assert fits_alone(100, 20, pool=123, **fit) and not fits_alone(100, 20, pool=122, **fit)
     # Prefilled again at 300 tokens: the tree owns 300, a window more is decoded, 128 are copied out.
     assert fits_alone(300, 10**6, pool=439, **fit) and not fits_alone(300, 10**6, pool=438, **fit)
+
+
+@given(page=st.sampled_from([1, 4, 16, 64]), pages=st.integers(10, 60), prompt=st.integers(1, 500), done=st.integers(0, 4000))
+def test_a_request_without_a_bound_fits_again_after_a_retraction(page, pages, prompt, done):
+    """max_new_tokens as SGLang clips it for a pool that is three pages smaller (`patches/admission.py`)."""
+    pool = page * pages
+    max_new = max(0, pool - 3 * page - ceil_page(prompt, page) - page - 1)
+    if max_new > done:
+        assert fits_whole(prompt + done, max_new - done, page, pool)
+        # and SGLang's own gate then lets it in
+        assert prompt + done + (max_new - done) + page < pool

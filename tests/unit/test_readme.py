@@ -7,11 +7,11 @@ from pathlib import Path
 from zipage_sglang.config import PRESETS, ZipageConfig
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-ROWS = dict(re.findall(r"^\| `--zipage-([a-z]+)`[^|]*\| ([^|]+?) \|", README, re.MULTILINE))
+ROWS = dict(re.findall(r"^\| `--zipage-([a-z-]+)`[^|]*\| ([^|]+?) \|", README, re.MULTILINE))
 
 
 def test_every_knob_is_there_with_its_default():
-    defaults = {f.name.replace("lam", "lambda"): f.default for f in dataclasses.fields(ZipageConfig)}
+    defaults = {f.name.replace("lam", "lambda").replace("_", "-"): f.default for f in dataclasses.fields(ZipageConfig)}
     assert ROWS["preset"] == "none"
     written = {name: text.strip("`") for name, text in ROWS.items() if name != "preset"}
     assert written == {name: str(value) for name, value in defaults.items()}

@@ -12,8 +12,12 @@ def register():
         record(out)
     if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
         abort_chunks(json.loads(chunks))
+    if count := os.environ.get("ZIPAGE_ABORT_PARKED"):
+        abort_parked(int(count))
     if spec := os.environ.get("ZIPAGE_FAIL"):
         failing_compressions(json.loads(spec))
+    if os.environ.get("ZIPAGE_UNCHECKED"):
+        unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
         unpinned()
     if name := os.environ.get("ZIPAGE_MUTATION"):
@@ -64,6 +68,24 @@ def abort_chunks(chunks):
     Scheduler.process_input_requests = processing
 
 
+def abort_parked(count):
+    """Requests to abort arrive for `count` requests, one after the other, each while it is parked."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from zipage_patches import parking
+
+    process, gone = Scheduler.process_input_requests, set()
+
+    def processing(scheduler, recv_reqs):
+        rids = [req.rid for req in parking.parked() if req.rid not in gone]
+        if rids and len(gone) < count:
+            gone.add(rids[-1])
+            recv_reqs = [*recv_reqs, AbortReq(rid=rids[-1])]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
 def failing_compressions(spec):
     """spec: {"calls": [n, ...], "rids": [rid, ...]}.  Compressions (counted over all requests) and requests that raise."""
     from zipage_sglang.compressor import Compressor
@@ -84,6 +106,18 @@ def failing_compressions(spec):
         return run(compressor, jobs)
 
     Compressor.run, Manager._job = failing, remembering
+
+
+def unchecked():
+    """Requests with `unchecked` in their custom_params reach the scheduler whatever their settings are."""
+    from zipage_patches import tokenizer
+
+    check = tokenizer.per_request.request_config
+
+    class Lenient:
+        request_config = staticmethod(lambda params, *rest: None if params.get("unchecked") else check(params, *rest))
+
+    tokenizer.per_request = Lenient
 
 
 def unpinned():
@@ -182,6 +216,27 @@ def insert_compressed_rows():
     SGLangEngine.publish = inserting
 
 
+def compress_regardless():
+    """A request's wish not to be compressed is forgotten."""
+    from zipage_patches.engine import SGLangEngine
+
+    SGLangEngine.config_of = lambda engine, req: req.zipage_config or engine.config
+
+
+def one_configuration():
+    """What is due in one step is compressed in one launch, with the configuration of the first."""
+    from zipage_sglang.compressor import Compressor
+
+    Compressor._groups = lambda compressor, jobs: [[job._replace(config=jobs[0].config) for job in jobs]]
+
+
+def uncounted_tokens():
+    """Penalties miss the token of the step that was in flight when a request was parked."""
+    from zipage_patches import parking
+
+    parking._count_missed = lambda place: None
+
+
 def ignore_pressure():
     """Rows beyond their trigger are never compressed, whoever waits."""
     from zipage_sglang.manager import Manager
@@ -190,4 +245,5 @@ def ignore_pressure():
 
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
-                                     forget_query_slot, insert_compressed_rows, ignore_pressure)}
+                                     forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
+                                     uncounted_tokens)}

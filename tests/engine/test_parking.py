@@ -1,0 +1,61 @@
+"""Few query slots and one compression a step: requests wait outside the batch, and every token is what it would have been."""
+
+import json
+import random
+
+import pytest
+from harness import request, run_engine
+from oracle import decode
+from test_oracle import oracle_model, prompts  # noqa: F401 (fixture)
+
+METHOD = dict(budget=64, block=32, window=8, policy="attention", prefix="compress")
+SETTINGS = {
+    "slots-overlap": dict(zipage_query_slots=2),
+    "limit-pages": dict(zipage_max_compress=1, zipage_query_slots=3, disable_overlap_schedule=True, page_size=16),
+    "one-slot-no-radix": dict(zipage_query_slots=1, disable_radix_cache=True, max_running_requests=6),
+}
+
+
+@pytest.mark.parametrize("name", ["slots-overlap", "limit-pages", pytest.param("one-slot-no-radix", marks=pytest.mark.full)])
+def test_parked_requests_lose_nothing(name, oracle_model, tmp_path):  # noqa: F811
+    """Same prompts at the same time, so that all reach the cap together; some stop in the step that parks them."""
+    ids = prompts()
+    rng = random.Random(5)
+    near = lambda i: max(8, 96 - len(ids[i % 3])) - 4 + i  # ends about when it is to be parked
+    rounds = [[request(f"{n}-{i}", ids[i % 3], rng.choice([150, 150, near(i)])) for i in range(9)] for n in range(2)]
+    penalty = request("alone", ids[1], 150, frequency_penalty=0.3, presence_penalty=0.2)
+    rounds[1].append({**penalty, "rid": "penalty"})
+    rounds.append([penalty])  # never parked: what it must be
+    run = run_engine(tmp_path, rounds, enable_zipage=True, **SETTINGS[name], **{f"zipage_{k}": v for k, v in METHOD.items()})
+    for outputs, requests in zip(run.rounds, rounds):
+        for got, r in zip(outputs, requests):
+            n = r["params"]["max_new_tokens"]
+            assert len(got["ids"]) == n
+            if "frequency_penalty" in r["params"]:
+                assert got["ids"] == run.rounds[2][0]["ids"]
+                continue
+            want = decode.generate(oracle_model, r["input_ids"], n, decode.OracleConfig(**METHOD), ignore_eos=True)
+            assert got["ids"] == want.tokens, r["rid"]
+    info = run.info
+    assert info["parked"] >= 8 and info["peak_parked"] >= 2 and info["parked_seconds"] > 0 and run.flushed
+    assert info["retractions"] == 0
+    assert info["query_slots"] == SETTINGS[name]["zipage_query_slots"]
+
+
+def test_aborted_while_parked(tmp_path):
+    """Requests that a client leaves while they wait end at once, and so does everybody who is left."""
+    ids = prompts()
+    requests = [request(f"r{i}", ids[0], 300) for i in range(8)]
+    run = run_engine(tmp_path, [requests], env={"ZIPAGE_ABORT_PARKED": json.dumps(3)}, enable_zipage=True, zipage_query_slots=1,
+                     **{f"zipage_{k}": v for k, v in METHOD.items()})
+    kinds = [got["reason"]["type"] for got in run.rounds[0]]
+    assert kinds.count("abort") == 3 and kinds.count("length") == 5
+    assert all(len(got["ids"]) == 300 for got in run.rounds[0] if got["reason"]["type"] == "length")
+    assert run.info["parked"] > 3 and run.flushed
+
+
+@pytest.mark.full
+def test_a_token_that_penalties_miss_is_noticed(oracle_model, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("ZIPAGE_MUTATION", "uncounted_tokens")
+    with pytest.raises(AssertionError):
+        test_parked_requests_lose_nothing("slots-overlap", oracle_model, tmp_path)
