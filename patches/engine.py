@@ -1,8 +1,8 @@
 """The manager's view of SGLang's scheduler: lengths, slots, rows, streams, retraction.  The one place that writes a
 request's KV bookkeeping.
 
-Five copies of kv_len exist and are changed together in `publish`: batch.seq_lens, batch.seq_lens_cpu,
-req.kv_committed_len, req.kv.kv_allocated_len and the filled part of the row.
+Five copies of kv_len exist and are changed together in `publish`: batch.seq_lens, batch.seq_lens_cpu, the request's committed and
+allocated lengths (see `compat.kv`) and the filled part of the row.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import time
 
 import torch
 
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.common import evict_from_tree_cache
-from sglang.srt.mem_cache.radix_cache import RadixKey
 from zipage_patches import active, admission, parking
+from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
@@ -36,9 +35,9 @@ class SGLangEngine:
         self.page_size = scheduler.page_size
         self.pool_size = scheduler.max_total_num_tokens
         self.device = torch.device(scheduler.device)
-        self.tp_size = scheduler.ps.tp_size
+        self.tp_size = ranks.tensor_parallel(scheduler).tp_size
         self.retracted: list = []
-        self.has_tree = not self.tree.is_chunk_cache() and not getattr(self.tree, "disable", False)
+        self.has_tree = tree.shares_prefixes(self.tree)
 
     # --- one request -------------------------------------------------------------------------------------------------
 
@@ -65,7 +64,7 @@ class SGLangEngine:
         """State of a request that is seen in the running batch for the first time since its (re)prefill."""
         state = RequestState(
             start=self.start(req),
-            prefill_len=req.kv_committed_len - req.decode_batch_idx,
+            prefill_len=kv.length(req) - req.decode_batch_idx,
             config=self.config_of(req),
             skip_insert=req.skip_radix_cache_insert,
         )
@@ -81,16 +80,29 @@ class SGLangEngine:
 
     @staticmethod
     def holds_kv(req) -> bool:
-        return req.kv is not None and not req.finished()
+        return kv.holds(req) and not req.finished()
+
+    @staticmethod
+    def has_row(req) -> bool:
+        """Whether it holds KV, finished or not."""
+        return kv.holds(req)
+
+    @staticmethod
+    def allocated_len(req) -> int:
+        return kv.allocated(req)
+
+    def tree_slots(self) -> torch.Tensor:
+        """All slots that the prefix tree owns, int64 on the host."""
+        return tree.slots(self.tree)
 
     @staticmethod
     def kv_len(req) -> int:
-        return req.kv_committed_len
+        return kv.length(req)
 
     @staticmethod
     def protected_len(req) -> int:
         """Leading rows whose slots belong to the prefix tree."""
-        return req.cache_protected_len
+        return kv.protected(req)
 
     def fits(self, req, prefill_len: int, remaining: int) -> bool:
         """Whether a request could be prefilled and bounded in an otherwise empty pool, or grow in full if it has no bound."""
@@ -131,7 +143,7 @@ class SGLangEngine:
         table = self.row_pool.req_to_token
         old = []
         for item, new_slots in moved:
-            row = table[item.req.req_pool_idx]
+            row = table[kv.row(item.req)]
             item.old_slots = row[item.plan.cut : item.plan.copied].to(torch.int64)
             old.append(item.old_slots)
             row[item.plan.cut : item.plan.copied] = new_slots.to(torch.int32)
@@ -149,7 +161,7 @@ class SGLangEngine:
         """The rows get back the slots that the tree owns; the private ones are freed."""
         for item in work:
             if item.old_slots is not None:
-                row = self.row_pool.req_to_token[item.req.req_pool_idx]
+                row = self.row_pool.req_to_token[kv.row(item.req)]
                 row[item.plan.cut : item.plan.copied] = item.old_slots.to(torch.int32)
             if item.new_slots is not None:
                 self.allocator.free(item.new_slots)
@@ -162,7 +174,7 @@ class SGLangEngine:
     @staticmethod
     def row(req) -> int:
         """The request's row of SGLang's row table."""
-        return req.req_pool_idx
+        return kv.row(req)
 
     # --- memory pressure ---------------------------------------------------------------------------------------------
 
@@ -204,13 +216,13 @@ class SGLangEngine:
         for item in work:
             req, plan = item.req, item.plan
             if plan.free_from < plan.kv_len:
-                freed = self.row_pool.req_to_token[req.req_pool_idx, plan.free_from : plan.kv_len].to(torch.int64)
+                freed = self.row_pool.req_to_token[kv.row(req), plan.free_from : plan.kv_len].to(torch.int64)
                 self.allocator.free_segment(freed, start_pos=plan.free_from)
             if item.new_slots is not None:
-                self._move_lock(req, plan.cut)
+                tree.shorten_lock(self.tree, req, plan.cut)
             # The row no longer matches the token ids: it must never enter the tree.
             req.skip_radix_cache_insert = True
-            req.kv_committed_len = req.kv.kv_allocated_len = plan.kept
+            kv.set_length(req, plan.kept)
             lens[item.index] = plan.kept
         # New tensors, never in place: the batch in flight still refers to the old ones.
         batch.seq_lens_cpu = lens
@@ -219,21 +231,6 @@ class SGLangEngine:
         batch.seq_lens_sum = None
         # SGLang clears this only when the batch shrinks, but pages have just come free.
         batch.batch_is_full = False
-
-    def _move_lock(self, req, cut: int):
-        """Keep only the prefix [0, cut) locked in the tree (0: nothing); `cut` is a page boundary of the original prompt.
-
-        The rest stays cached for others until the tree evicts it.
-        """
-        match = self.tree.match_prefix(
-            MatchPrefixParams(key=RadixKey(req.origin_input_ids[:cut], req.extra_key))
-        )
-        assert len(match.device_indices) == cut, (len(match.device_indices), cut)
-        self.tree.inc_lock_ref(match.last_device_node)
-        self.tree.dec_lock_ref(req.last_node)
-        req.last_node = match.last_device_node
-        req.cache_protected_len = cut
-        req.prefix_indices = req.prefix_indices[:cut]
 
     @staticmethod
     def ending(req) -> bool:
@@ -246,7 +243,7 @@ class SGLangEngine:
         places = {index: parking.split_off(batch, index) for index in parked}
         reqs = [batch.reqs[i] for i in retracted]
         for n, index in enumerate(retracted):
-            batch.release_req(index, len(batch.reqs) - n - 1, self.scheduler.server_args)
+            batches.release(self.scheduler, batch, index, len(batch.reqs) - n - 1)
         gone = {*places, *retracted}
         batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in gone])
         batch.batch_is_full = False

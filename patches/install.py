@@ -26,14 +26,17 @@ HOOKS = {
     "model_executor.forward_batch_info.ForwardBatch.init_new": ("forward", "init_new"),
     "layers.attention.base_attn_backend.AttentionBackend.forward": ("forward", "attention_forward"),
     "managers.scheduler.Scheduler.get_new_batch_prefill": ("scheduler", "get_new_batch_prefill"),
+    "managers.scheduler.Scheduler._should_defer_prefill": ("scheduler", "should_defer_prefill"),
     "managers.scheduler.Scheduler.get_next_batch_to_run": ("parking", "get_next_batch_to_run"),
     "managers.scheduler.Scheduler.is_fully_idle": ("parking", "is_fully_idle"),
     "managers.scheduler.Scheduler.get_num_allocatable_reqs": ("parking", "num_allocatable"),
     "managers.scheduler.Scheduler.abort_request": ("parking", "abort_request"),
     "managers.scheduler.Scheduler._abort_on_running_timeout": ("parking", "running_timeout"),
+    "managers.scheduler.Scheduler._collect_inflight_batches": ("parking", "inflight_batches"),
     "managers.scheduler.Scheduler.pause_generation": ("parking", "pause_generation"),
     "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker._get_total_uncached_sizes":
         ("parking", "uncached_sizes"),
+    "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker._requests_owning_rows": ("parking", "owners"),
     "managers.schedule_policy.PrefillAdder.__init__": ("parking", "adder_init"),
     "managers.scheduler.Scheduler.init_req_max_new_tokens": ("admission", "init_req_max_new_tokens"),
     "managers.scheduler.Scheduler.get_internal_state": ("scheduler", "get_internal_state"),
@@ -48,6 +51,7 @@ HOOKS = {
     "model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size": ("memory", "cell_size"),
     "model_executor.pool_configurator.DefaultPoolConfigurator.calculate_pool_sizes": ("memory", "pool_sizes"),
     "model_executor.model_runner.ModelRunner._init_post_memory_pool_components": ("memory", "post_memory_pool"),
+    "beam_search.coordinator.BeamCoordinator.validate_and_init": ("lifecycle", "refuse_beams"),
 }
 
 
@@ -56,7 +60,7 @@ class ContractError(RuntimeError):
 
 
 def stage1_targets():
-    return contract.STAGE1 + (() if torch.cuda.is_available() else contract.CPU)
+    return contract.used(contract.STAGE1 + (() if torch.cuda.is_available() else contract.CPU))
 
 
 def _refuse(found: list[str]):
@@ -65,7 +69,9 @@ def _refuse(found: list[str]):
     lines = "\n  ".join(found)
     raise ContractError(
         f"zipage-sglang cannot run on SGLang {getattr(sglang, '__version__', '?')}:\n  {lines}\n"
-        "Install a supported release (pip install 'sglang==0.5.17') or start without --enable-zipage."
+        f"Install a supported release (pip install 'sglang=={contract.RELEASES[0]}'; it runs on "
+        f"{' and '.join(contract.RELEASES)}) "
+        "or start without --enable-zipage."
     )
 
 
@@ -104,9 +110,10 @@ def verify_stage1():
 def install_runtime_hooks():
     """Stage 2.  Raises ContractError, so that the scheduler never starts half patched."""
     verify_stage1()
-    _register(contract.STAGE2)
+    targets = contract.used(contract.STAGE2)
+    _register(targets)
     HookRegistry.apply_hooks()
-    found = missing(contract.STAGE2)
+    found = missing(targets)
     if found:
         _refuse(found)
     from sglang.srt.managers import schedule_policy

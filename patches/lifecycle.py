@@ -32,7 +32,7 @@ def reset_for_retract(result, req):
         manager.stats.retracted_compressed += state.compressed
 
 
-def retraction_order(order, reqs, server_args):
+def retraction_order(order, reqs, *args):
     """AFTER ScheduleBatch._get_decode_retraction_order: from most to least worth keeping.
 
     A compressed request costs its whole true length to recompute and may not even fit the pool then, so it is kept before
@@ -50,7 +50,7 @@ def retraction_order(order, reqs, server_args):
     return sorted(order, key=rank)
 
 
-def retract_decode(original, batch, server_args):
+def retract_decode(original, batch, *args):
     """AROUND ScheduleBatch.retract_decode: a retraction that memory does not ask for must not cost anybody the request.
 
     SGLang's test lever retracts although pages are free; when no victim could ever be prefilled again, nobody goes.
@@ -58,4 +58,10 @@ def retract_decode(original, batch, server_args):
     manager = active.manager()
     if manager is not None and batch.check_decode_mem() and not any(manager.engine.refits(r) for r in batch.reqs):
         return [], manager.engine.scheduler.new_token_ratio_tracker.current, []
-    return original(batch, server_args)
+    return original(batch, *args)
+
+
+def refuse_beams(original, coordinator, req, recv_req):
+    """AROUND BeamCoordinator.validate_and_init: the error that a beam request is answered with."""
+    return ("--enable-zipage does not support beam_width: the rows of a beam group share slots, which a compression would move "
+            "under the other rows. Send n samples instead, or serve without --enable-zipage.")

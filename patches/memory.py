@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zipage_patches import active, refusals
+from zipage_patches.compat import arguments, ranks
 from zipage_sglang.ages import EvictedAges
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.policies import make_policy
@@ -38,10 +39,10 @@ def post_memory_pool(result, model_runner):
     layers = refusals.check_attention_layers(model_runner)
     refusals.check_kv_pool(model_runner.token_to_kv_pool)
     pool = model_runner.token_to_kv_pool
-    tp_rank, local_kv_heads = model_runner.ps.tp_rank, layers[0].tp_k_head_num
+    parallel, local_kv_heads = ranks.tensor_parallel(model_runner), layers[0].tp_k_head_num
     total_kv_heads = model_runner.model_config.get_total_num_kv_heads()
     # With fewer KV heads than ranks, heads are replicated: several ranks hold the same global head.
-    replicas = max(1, model_runner.ps.tp_size * local_kv_heads // total_kv_heads)
+    replicas = max(1, parallel.tp_size * local_kv_heads // total_kv_heads)
     shape = ModelShape(
         layers=len(layers),
         q_heads=layers[0].tp_q_head_num,
@@ -49,7 +50,7 @@ def post_memory_pool(result, model_runner):
         head_dim=layers[0].head_dim,
         scale=float(layers[0].scaling),
         first_layer=pool.start_layer,
-        first_kv_head=tp_rank // replicas * local_kv_heads,
+        first_kv_head=parallel.tp_rank // replicas * local_kv_heads,
     )
     policy = make_policy(config)
     max_running = model_runner.req_to_token_pool.size
@@ -57,7 +58,7 @@ def post_memory_pool(result, model_runner):
         config, shape, list(pool.k_buffer), list(pool.v_buffer),
         dtype=model_runner.dtype,
         slots=default_query_slots(config, pool.size, max_running),
-        max_batch=max(max_running, largest_graph_batch(model_runner.server_args)),
+        max_batch=max(max_running, largest_graph_batch(arguments.resolved(model_runner.server_args))),
         stores_importance=policy.stores_importance,
     )
     active.runtime.warm_up()

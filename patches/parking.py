@@ -14,6 +14,7 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
 from sglang.srt.sampling.penaltylib import BatchedPenalizerOrchestrator
 from zipage_patches import active, admission
+from zipage_patches.compat import batches, kv
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,34 +83,45 @@ def parked() -> list:
     return [item.req for item in manager.parked if manager.engine.holds_kv(item.req)]
 
 
-def is_fully_idle(result, scheduler, for_health_check=False):
+def is_fully_idle(result, scheduler, *args, **kwargs):
     """AFTER Scheduler.is_fully_idle."""
     return False if parked() else None
 
 
-def num_allocatable(original, scheduler, running_bs):
+def num_allocatable(original, scheduler, running_bs, *args, **kwargs):
     """AROUND Scheduler.get_num_allocatable_reqs: parked requests count among the running ones."""
-    return original(scheduler, running_bs + len(parked()))
+    return original(scheduler, running_bs + len(parked()), *args, **kwargs)
 
 
 def adder_init(result, adder, *args, **kwargs):
     """AFTER PrefillAdder.__init__: what parked requests may still grow to stays reserved."""
     engine = active.manager().engine
-    adder.rem_total_token_offset += sum(admission.running_growth(engine, req, adder.page_size) for req in parked())
+    batches.reserve(adder, sum(admission.running_growth(engine, req, adder.page_size) for req in parked()))
 
 
 def abort_request(result, scheduler, recv_req):
-    """AFTER Scheduler.abort_request: they come back at the next step and end there."""
+    """AFTER Scheduler.abort_request (0.5.17): they come back at the next step and end there."""
     for req in parked():
         if recv_req.abort_all or req.rid.startswith(recv_req.rid):
             req.to_finish = FINISH_ABORT()
 
 
 def running_timeout(original, scheduler, running_batch):
-    """AROUND Scheduler._abort_on_running_timeout."""
+    """AROUND Scheduler._abort_on_running_timeout (0.5.17)."""
     original(scheduler, running_batch)
     for item in active.manager().parked:
         original(scheduler, item.place.batch)
+
+
+def inflight_batches(found, scheduler):
+    """AFTER Scheduler._collect_inflight_batches (0.5.23), where aborts and timeouts look for requests: parked ones come back
+    at the next step and end there."""
+    return [*found, *(item.place.batch for item in active.manager().parked)]
+
+
+def owners(found, checker):
+    """AFTER SchedulerInvariantChecker._requests_owning_rows (0.5.23), for SGLang's own checks of pool and pages."""
+    return [*found, *(req for req in parked() if req not in found)]
 
 
 def pause_generation(scheduler, recv_req):
@@ -121,11 +133,11 @@ def pause_generation(scheduler, recv_req):
 
 
 def uncached_sizes(result, checker):
-    """AFTER SchedulerInvariantChecker._get_total_uncached_sizes, SGLang's own check of the pool while it works."""
+    """AFTER SchedulerInvariantChecker._get_total_uncached_sizes (0.5.17), SGLang's own check of the pool while it works."""
     full, swa = result
     page = checker.page_size
     batches = [b for b in (checker.get_last_batch(), checker.get_running_batch()) if b is not None]
     for req in parked():
         if not any(req in batch.reqs for batch in batches):
-            full += -(-req.kv.kv_allocated_len // page) * page - req.cache_protected_len
+            full += -(-kv.allocated(req) // page) * page - kv.protected(req)
     return full, swa

@@ -7,7 +7,8 @@ import os
 BACKENDS = ("flashinfer", "triton", "torch_native")
 BACKEND_FIELDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
-# (ServerArgs field, accepted values, why).  A field that an SGLang release does not have cannot be set there.
+# (ServerArgs field, accepted values, why).  A field that an SGLang release does not have cannot be set there: LATER_FLAGS are
+# those that 0.5.17 does not have.
 FLAGS = (
     ("speculative_algorithm", (None,), "speculative decoding verifies against KV that may have been evicted"),
     ("disaggregation_mode", ("null",), "prefill/decode disaggregation ships whole rows"),
@@ -38,11 +39,18 @@ FLAGS = (
     ("kv_cache_dtype", ("auto", "bfloat16", "bf16"), "scores are computed on 16- or 32-bit keys"),
 )
 
+LATER_FLAGS = (
+    ("attn_dp_size", (1,), "attention data parallelism pads lengths on the way; use plain --dp-size"),
+    ("enable_kv_cache_sharding", (False,), "pages of one row lie on several ranks"),
+    ("enable_unified_cache_external_linker", (False,), "an external store keeps rows by token"),
+)
+
 ENVIRONMENT = (
     ("SGLANG_EXPERIMENTAL_CPP_RADIX_TREE", "the C++ radix tree has other node handles"),
     ("SGLANG_ENABLE_UNIFIED_RADIX_TREE", "the unified radix tree has other node handles"),
     ("SGLANG_USE_HND_KVCACHE", "the kernels move the NHD layout"),
     ("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "the pool must have its final size when the tables are allocated"),
+    ("SGLANG_RUST_SERVER", "the Rust server passes on neither meta_info nor aborts the way the plugin sends them"),
 )
 
 
@@ -60,7 +68,7 @@ def _flag(field: str) -> str:
 
 def check_flags(args):
     """Flag-only checks, in the launching process.  `args`: resolved ServerArgs."""
-    for field, accepted, why in FLAGS:
+    for field, accepted, why in FLAGS + LATER_FLAGS:
         value = getattr(args, field, accepted[0])
         if value not in accepted:
             shown = _flag(field) if value is True else f"{_flag(field)} {value}"
@@ -128,19 +136,21 @@ def check_kv_pool(pool):
     if type(pool) is not MHATokenToKVPool or getattr(pool, "kv_cache_layout", "nhd") != "nhd":
         refuse(f"the KV pool {type(pool).__name__} ({getattr(pool, 'kv_cache_layout', '?')})",
                "only the plain MHA pool in NHD layout is known", "Drop the flag that selects it.")
+    if getattr(pool, "post_capture_active", False):  # some models switch it on by themselves
+        refuse("a KV pool that is sized after graphs are captured", "the tables need its final size",
+               "Set SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=0.")
 
 
 def check_scheduler(scheduler):
     """What only the built scheduler shows: allocator, tree and backend classes."""
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-    from sglang.srt.mem_cache.chunk_cache import ChunkCache
-    from sglang.srt.mem_cache.radix_cache import RadixCache
+    from zipage_patches.compat.tree import known
 
     allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     if type(allocator) not in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):
         refuse(f"the KV allocator {type(allocator).__name__}", "pages are freed another way there",
                "Drop the flag that selects it.")
-    if type(tree) not in (RadixCache, ChunkCache):
+    if not known(tree):
         refuse(f"the prefix cache {type(tree).__name__}", "it may own slots differently", "Drop the flag that selects it.")
     if scheduler.is_hybrid_swa or scheduler.is_hybrid_ssm:
         refuse("hybrid SWA or SSM models", "part of their state is not in the KV pool", "Serve it without the plugin.")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
 from zipage_patches import active, install, refusals
+from zipage_patches.compat import batches, ranks
 from zipage_patches.engine import SGLangEngine
 from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
@@ -38,7 +39,7 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
     if server_args.zipage_trace:
         folder, rows = Path(server_args.zipage_trace), engine.row_pool.req_to_token
         active.recorder = Recorder(folder, active.config, active.runtime.buffers, rows, server_args.served_model_name,
-                                   scheduler.ps.tp_rank)
+                                   ranks.tensor_parallel(scheduler).tp_rank)
     _say_what_fits(scheduler)
     return None
 
@@ -62,6 +63,22 @@ def _say_what_fits(scheduler):
 def get_new_batch_prefill(original, scheduler, running_batch):
     """AROUND Scheduler.get_new_batch_prefill: compress first, so that this very pass admits into the freed pages."""
     manager = active.manager()
+    _step(scheduler, manager, running_batch)
+    try:
+        return original(scheduler, running_batch)
+    finally:
+        manager.engine.requeue()
+
+
+def should_defer_prefill(deferred, scheduler, running_batch):
+    """AFTER Scheduler._should_defer_prefill (0.5.23): a pass that only decodes does not ask for a prefill batch."""
+    if deferred:
+        manager = active.manager()
+        _step(scheduler, manager, running_batch)
+        manager.engine.requeue()
+
+
+def _step(scheduler, manager, running_batch):
     checker = active.checker
     if checker is not None:
         checker.scheduler(scheduler, running_batch)
@@ -72,10 +89,6 @@ def get_new_batch_prefill(original, scheduler, running_batch):
         checker.scheduler(scheduler, running_batch)
     if manager.stats.retractions:
         _abort_unschedulable(scheduler, manager)
-    try:
-        return original(scheduler, running_batch)
-    finally:
-        manager.engine.requeue()
 
 
 def _abort_unschedulable(scheduler, manager):
@@ -86,13 +99,8 @@ def _abort_unschedulable(scheduler, manager):
     for req, message in reasons:
         if not message:
             continue
-        scheduler.ipc_channels.send_to_tokenizer.send_output(
-            AbortReq(
-                finished_reason={"type": "abort", "status_code": HTTPStatus.INSUFFICIENT_STORAGE, "message": message},
-                rid=req.rid,
-            ),
-            req,
-        )
+        reason = {"type": "abort", "status_code": HTTPStatus.INSUFFICIENT_STORAGE, "message": message}
+        batches.send_abort(scheduler, AbortReq(finished_reason=reason, rid=req.rid), req)
         logger.warning("request %s aborted: %s", req.rid, message)
     if doomed:
         gone = {id(r) for r in doomed}

@@ -11,6 +11,7 @@ import torch
 from sglang.srt.arg_groups.arg_utils import NS, A, Arg
 from sglang.srt.server_args import ServerArgs
 from zipage_patches import install, refusals
+from zipage_patches.compat import arguments
 from zipage_sglang.config import PER_REQUEST, POLICIES, POOLINGS, PREFIX_MODES, PRESETS, REDUNDANCIES, WHEN, ZipageConfig
 
 _DEFAULT = {f.name: f.default for f in dataclasses.fields(ZipageConfig)}
@@ -20,8 +21,8 @@ def _memory(help_text: str, choices=None):
     return Arg(help=help_text, choices=list(choices) if choices else None)
 
 
-@dataclasses.dataclass
-class ZipageServerArgs(ServerArgs):
+@arguments.with_fields
+class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
     """Fields left at None take the preset's value, or else the default of ZipageConfig."""
 
     enable_zipage: A[bool, "Bound the KV cache of each request while it decodes (Compressed PagedAttention). "
@@ -73,16 +74,16 @@ class ZipageServerArgs(ServerArgs):
         f"for all, and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN),
         NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
-        "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); others "
-        "wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
+        "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); "
+        "others wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
     zipage_max_budget: A[Optional[int], _memory(
         "Largest budget that a request may ask for itself; sizes the workspace. A multiple of --page-size. Default 0: that of "
         "--zipage-budget."), NS("memory")] = None
     zipage_per_request: A[Optional[str], _memory(
-        f"What requests may set for themselves in custom_params: 'all' (budget, policy and so on, and compression off), 'no-off' (all "
-        f"but that), 'none'. Default {_DEFAULT['per_request']}.", PER_REQUEST), NS("memory")] = None
+        f"What requests may set for themselves in custom_params: 'all' (budget, policy and so on, and compression off), 'no-off' "
+        f"(all but that), 'none'. Default {_DEFAULT['per_request']}.", PER_REQUEST), NS("memory")] = None
 
     zipage_trace: A[Optional[str], _memory(
         "Folder for traces of single requests: which tokens each compression kept, to be seen with `python -m zipage_sglang "
@@ -96,18 +97,16 @@ class ZipageServerArgs(ServerArgs):
             _refuse_idle_flags(self)
         super().__post_init__()
 
-    def __setstate__(self, state):
-        """Runs when a spawned process unpickles its arguments, before it builds a scheduler: make sure that the hooks are in
-        place there too, whatever happened to plugin discovery in that process."""
-        self.__dict__.update(state)
-        if self.enable_zipage:
-            from sglang.srt.plugins import load_plugins
-            from sglang.srt.plugins.hook_registry import HookRegistry
+    if arguments.RESOLVES_ASIDE:
 
-            load_plugins()
-            install.register_stage1()
-            HookRegistry.apply_hooks()
-            install.verify_stage1()
+        def __reduce__(self):
+            return _restore, super().__reduce__()
+
+    else:
+
+        def __setstate__(self, state):
+            self.__dict__.update(state)
+            _hooks_in_place(self)
 
     @classmethod
     def from_cli_args(cls, args):
@@ -115,7 +114,7 @@ class ZipageServerArgs(ServerArgs):
         with _one_line_errors():
             _config_from(args) if args.enable_zipage else _refuse_idle_flags(args)
         server_args = super().from_cli_args(args)
-        object.__setattr__(server_args, "_zipage_from_cli", True)
+        server_args.__dict__["_zipage_from_cli"] = True
         return server_args
 
     def zipage_config(self) -> ZipageConfig:
@@ -124,15 +123,17 @@ class ZipageServerArgs(ServerArgs):
 
     def check_server_args(self):
         """Runs in the launching process, for every way to start: server, Engine, benchmarks."""
+        arguments.resolve(self)
         super().check_server_args()
         if not self.enable_zipage:
             return
         with _one_line_errors() if getattr(self, "_zipage_from_cli", False) else contextlib.nullcontext():
             install.verify_stage1()
-            refusals.check_flags(self)
+            resolved = arguments.resolved(self)
+            refusals.check_flags(resolved)
             _check_trace_folder(self.zipage_trace)
-            self.zipage_config().check_page_size(self.page_size)
-            refusals.check_model(self.get_model_config())
+            self.zipage_config().check_page_size(resolved.page_size)
+            refusals.check_model(arguments.model_config(self))
 
     def _fill_defaults(self):
         config = _config_from(self)
@@ -145,6 +146,26 @@ class ZipageServerArgs(ServerArgs):
         if not any(getattr(self, field) for field in refusals.BACKEND_FIELDS):
             on_cpu = self.device == "cpu" or not torch.cuda.is_available()
             self.attention_backend = "torch_native" if on_cpu else "flashinfer"
+
+
+def _restore(rebuild, state):
+    """Unpickles, see `_hooks_in_place`."""
+    server_args = rebuild(*state)
+    _hooks_in_place(server_args)
+    return server_args
+
+
+def _hooks_in_place(server_args):
+    """Runs when a spawned process unpickles its arguments, before it builds a scheduler: make sure that the hooks are in
+    place there too, whatever happened to plugin discovery in that process."""
+    if server_args.enable_zipage:
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
+        load_plugins()
+        install.register_stage1()
+        HookRegistry.apply_hooks()
+        install.verify_stage1()
 
 
 def _field(name: str) -> str:

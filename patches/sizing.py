@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from zipage_patches import refusals
+from zipage_patches.compat import arguments
 from zipage_patches.memory import largest_graph_batch, local_shape
 from zipage_sglang.sizing.planner import Setting
 from zipage_sglang.sizing.speed import Weights
@@ -61,26 +62,26 @@ def setting_of(model: str, memory_gib: float, flags: list[str], weights_gib: flo
         refusals.check_model(ModelConfig(str(folder), trust_remote_code="--trust-remote-code" in flags))
         args = prepare_server_args(["--model-path", str(folder), *own, "--enable-zipage", *flags])
         args.check_server_args()
-        model_config = args.get_model_config()
+        model_config, view = arguments.model_config(args), arguments.resolved(args)
         check_layers(model_config.hf_text_config, (model_config.hf_config.architectures or ["this model"])[0])
         weights = count_weights(model_config) if weights_gib is None else Weights(0, 0, int(weights_gib * 2**30))
     return Setting(
         name=(model_config.hf_config.architectures or [type(model_config.hf_config).__name__])[0],
         dtype=str(model_config.dtype).removeprefix("torch."),
-        shape=local_shape(model_config, args.tp_size, model_config.num_hidden_layers),
+        shape=local_shape(model_config, view.tp_size, model_config.num_hidden_layers),
         v_head_dim=model_config.v_head_dim,
         context_len=model_config.context_len,
         weights=weights,
         memory=int(memory_gib * 2**30),
-        fraction=args.mem_fraction_static,
-        tp=args.tp_size,
-        page=args.page_size,
+        fraction=view.mem_fraction_static,
+        tp=view.tp_size,
+        page=view.page_size,
         itemsize=model_config.dtype.itemsize,
-        kv_itemsize=model_config.dtype.itemsize if args.kv_cache_dtype == "auto" else 2,
+        kv_itemsize=model_config.dtype.itemsize if view.kv_cache_dtype == "auto" else 2,
         config=args.zipage_config(),
-        max_tokens=args.max_total_tokens,
-        max_running=args.max_running_requests,
-        graph_batch=largest_graph_batch(args),
+        max_tokens=view.max_total_tokens,
+        max_running=view.max_running_requests,
+        graph_batch=largest_graph_batch(view),
     )
 
 

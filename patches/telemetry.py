@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zipage_patches import active
 from zipage_sglang.ages import EDGES
@@ -72,12 +72,12 @@ class Metrics:
 
         self.manager = manager
         self.next_update = 0.0
-        make = {
+        make: dict[str, Callable] = {
             "counter": lambda s: Counter(s.name, s.help, labels.keys()),
             "gauge": lambda s: Gauge(s.name, s.help, labels.keys(), multiprocess_mode="mostrecent"),
             "histogram": lambda s: Histogram(s.name, s.help, labels.keys(), buckets=s.buckets),
         }
-        self.series = {s.name: make[s.kind](s).labels(**labels) for s in SERIES}
+        self.series: dict[str, Any] = {s.name: make[s.kind](s).labels(**labels) for s in SERIES}
         self.reported = {s.name: 0.0 for s in SERIES if s.kind == "counter"}
         self.ages_at = 0  # compressions when the ages of evicted tokens were last asked for
         self.ages = [0] * (len(EDGES) + 2)
@@ -90,6 +90,8 @@ class Metrics:
             return
         self.next_update = now + SECONDS
         for s in SERIES:
+            if s.source is None:
+                continue
             if s.kind == "gauge":
                 self.series[s.name].set(s.source(self.manager))
             elif s.kind == "counter":

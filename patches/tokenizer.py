@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from zipage_patches.compat import arguments
 from zipage_sglang import per_request
 
 
 def check_settings(tokenized, manager, obj, input_text, input_ids, *args, **kwargs):
-    """AFTER TokenizerManager._create_tokenized_object, where SGLang checks the other sampling parameters: raises ValueError, which
-    is HTTP 400 to a client and comes out of Engine.generate as it is."""
+    """AFTER TokenizerManager._create_tokenized_object, where SGLang checks the other sampling parameters: raises ValueError,
+    which is HTTP 400 to a client and comes out of Engine.generate as it is."""
     server = manager.server_args
     params = tokenized.sampling_params.custom_params
     if params and getattr(server, "enable_zipage", False):
-        per_request.request_config(params, server.zipage_config(), server.page_size, len(input_ids or ()))
+        per_request.request_config(params, server.zipage_config(), arguments.resolved(server).page_size, len(input_ids or ()))
     return None

@@ -44,20 +44,19 @@ class EvictedAges:
         if self.totals.device.type != "cuda":
             return self.totals.tolist()
         if wait:
-            self._copy = None
-            self._start(forward_stream)
+            self._copy = self._start(forward_stream)
             self._copy[1].synchronize()
         result = None
         if self._copy is not None and self._copy[1].query():
             result, self._copy = self._copy[0].tolist(), None
         if self._copy is None and not wait:
-            self._start(forward_stream)
+            self._copy = self._start(forward_stream)
         return result
 
-    def _start(self, forward_stream):
+    def _start(self, forward_stream) -> tuple[torch.Tensor, torch.cuda.Event]:
         with forward_stream:
             host = torch.empty(self.totals.shape, dtype=torch.int64, pin_memory=True)
             host.copy_(self.totals, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-        self._copy = host, event
+        return host, event

@@ -10,4 +10,4 @@ if __name__ == "__main__":
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
-    runpy.run_module("sglang.bench_offline_throughput", run_name="__main__", alter_sys=True)
+    runpy.run_module("sglang.benchmark.offline_throughput", run_name="__main__", alter_sys=True)

@@ -49,19 +49,20 @@ class InvariantChecker:
         parked = [item.place.batch for item in self.manager.parked if engine.holds_kv(item.req)]
         self._check_lengths([running_batch, *parked])
         self._check_ranks(scheduler, running_batch)
-        holders = [r for batch in (running_batch, *parked) for r in batch.reqs if r.kv is not None]
-        if scheduler.chunked_req is not None and scheduler.chunked_req.kv is not None:
+        holders = [r for batch in (running_batch, *parked) for r in batch.reqs if engine.has_row(r)]
+        if scheduler.chunked_req is not None and engine.has_row(scheduler.chunked_req):
             holders.append(scheduler.chunked_req)
         for req in holders:
-            row = engine.row_pool.req_to_token[req.req_pool_idx, : ceil_page(req.kv.kv_allocated_len, page)].cpu()
-            protected, held = req.cache_protected_len, ceil_page(req.kv.kv_allocated_len, page)
+            allocated = engine.allocated_len(req)
+            protected, held = engine.protected_len(req), ceil_page(allocated, page)
+            row = engine.row_pool.req_to_token[engine.row(req), :held].cpu()
             shared = row[:protected].long()
             assert in_tree[shared].all(), f"{req.rid}: a protected row is not in the tree"
-            last = row[protected : req.kv.kv_allocated_len].long()
+            last = row[protected:allocated].long()
             private = (last[::page] // page * page)[:, None] + torch.arange(page)
             assert private.numel() == held - protected, f"{req.rid}: the tree owns {protected} of {held} rows"
             owners.index_add_(0, private.flatten(), torch.ones(private.numel(), dtype=torch.int64))
-            filled = row[: req.kv.kv_allocated_len].long()
+            filled = row[:allocated].long()
             index = torch.arange(len(filled))
             assert ((filled % page) == (index % page)).all(), f"{req.rid}: a slot lost its place in the page"
             assert len(torch.unique(filled)) == len(filled), f"{req.rid}: a slot stands twice in one row"
@@ -88,17 +89,18 @@ class InvariantChecker:
             known = len(req.origin_input_ids) + len(req.output_ids)
             lag = 1 if self.engine.scheduler.enable_overlap else 0
             assert known <= true_len <= known + lag or req.finished(), ("true length is not the request's", where, known)
-            assert int(rows[req.req_pool_idx, kv_len - 1]) == new_slots[i], ("row misses the new slot", where)
+            assert int(rows[self.engine.row(req), kv_len - 1]) == new_slots[i], ("row misses the new slot", where)
 
     def _check_ranks(self, scheduler, batch):
         """Every tensor-parallel rank has the same requests with the same lengths and the same slots."""
-        if scheduler.ps.tp_size == 1:
+        if self.engine.tp_size == 1:
             return
         words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked]]
         for req in batch.reqs:
-            state = self.engine.state(req)
-            row = self.engine.row_pool.req_to_token[req.req_pool_idx, : req.kv.kv_allocated_len].tolist() if req.kv else []
-            words.append((req.rid, req.req_pool_idx, row, state and (state.count, state.evicted, state.slot)))
+            state, index = self.engine.state(req), self.engine.row(req)
+            held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0
+            row = self.engine.row_pool.req_to_token[index, :held].tolist() if held else []
+            words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot)))
         digest = hashlib.blake2b(repr(words).encode(), digest_size=7).digest()
         self.decisions = int.from_bytes(digest, "big")
         both = torch.tensor([self.decisions, -self.decisions])
@@ -106,9 +108,9 @@ class InvariantChecker:
         assert both[0] == -both[1], f"the tensor-parallel ranks decided differently by step {self.steps}"
 
     def _check_lengths(self, batches):
-        holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if r.kv is not None]
+        holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if self.engine.has_row(r)]
         for batch, i, req in holders:
-            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), req.kv_committed_len, req.kv.kv_allocated_len)
+            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), self.engine.kv_len(req), self.engine.allocated_len(req))
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
             if state is None:
@@ -128,10 +130,7 @@ class InvariantChecker:
         assert len(slots) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
 
     def _tree_slots(self) -> torch.Tensor:
-        tree = self.engine.tree
-        if not self.engine.has_tree or not tree.root_node.children:
-            return torch.empty(0, dtype=torch.int64)
-        return tree.all_values_flatten().long().cpu()
+        return self.engine.tree_slots() if self.engine.has_tree else torch.empty(0, dtype=torch.int64)
 
     def _check_tree_unchanged(self, tree: torch.Tensor):
         """A tree-owned slot's content is fixed from the first time it is seen until it leaves the tree."""

@@ -312,7 +312,9 @@ class Manager:
         return [item.index for item in work]
 
     def _job(self, item: Compression) -> Job:
-        state, plan, budget = item.state, item.plan, item.state.config.budget
+        state, plan = item.state, item.plan
+        assert state.config is not None
+        budget = state.config.budget
         true_len = plan.kv_len + state.evicted
         return Job(
             row=self.engine.row(item.req),

@@ -1,7 +1,7 @@
 """What a request may set for itself, and within which limits of the server's.
 
-It says so in its sampling parameters: `{"custom_params": {"zipage": {"budget": 512}}}`, or `{"enabled": False}` there.  What sizes
-buffers or chooses kernels (window, block, redundancy, pooling, when) stays the server's.
+It says so in its sampling parameters: `{"custom_params": {"zipage": {"budget": 512}}}`, or `{"enabled": False}` there.  What
+sizes buffers or chooses kernels (window, block, redundancy, pooling, when) stays the server's.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _typed(name: str, value, kind: type):
 def request_config(custom_params, server: ZipageConfig, page_size: int, prompt_len: int) -> ZipageConfig | None:
     """The configuration of one request, None where it is not to be compressed.
 
-    custom_params: of its sampling parameters, or None.  server: the server's configuration.  prompt_len: tokens.  Depends on nothing
-    else, so that all processes come to the same.  Raises InvalidSettings, a ValueError, with the reason.
+    custom_params: of its sampling parameters, or None.  server: the server's configuration.  prompt_len: tokens.  Depends on
+    nothing else, so that all processes come to the same.  Raises InvalidSettings, a ValueError, with the reason.
     """
     asked = custom_params.get(KEY) if isinstance(custom_params, dict) else None
     if asked is None:
@@ -88,7 +88,7 @@ def _check_limits(config: ZipageConfig, server: ZipageConfig, page_size: int, pr
         instead = min(math.ceil(config.budget / page_size) * page_size, most)
         _refuse(f".budget: must be a multiple of the page size {page_size}, such as {instead}, got {config.budget}")
     if make_policy(config).stores_importance and not make_policy(server).stores_importance:
-        _refuse(f".policy: {config.policy!r} needs a table that a server started with --zipage-policy {server.policy} does not have")
+        _refuse(f".policy: {config.policy!r} needs a table that a server with --zipage-policy {server.policy} does not have")
     if server.prefix == "keep" and server.when == "always" and config.start(prompt_len) == 0:
         room = most_candidates(server) - server.window
         if prompt_len > room:

@@ -54,7 +54,7 @@ def test_offline_bench_with_flags(tmp_path):
 @pytest.mark.full
 def test_stock_offline_bench_with_environment_defaults(tmp_path):
     env = dict(ZIPAGE_ENABLE=1, ZIPAGE_BUDGET=96, ZIPAGE_BLOCK=32, ZIPAGE_WINDOW=8)
-    assert len(bench("sglang.bench_offline_throughput", tmp_path, [], **env)) >= 8
+    assert len(bench("sglang.benchmark.offline_throughput", tmp_path, [], **env)) >= 8
 
 
 @pytest.mark.full

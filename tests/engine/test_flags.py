@@ -97,6 +97,7 @@ def test_an_unknown_sglang_is_refused_with_the_differences(monkeypatch):
         started()
     message = str(stop.value.code)
     assert "a_parameter_of_tomorrow" in message and "renamed_method: not found" in message
+    assert all(release in message for release in contract.RELEASES)
     with pytest.raises(install.ContractError):
         install.install_runtime_hooks()
 

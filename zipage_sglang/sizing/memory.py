@@ -16,8 +16,8 @@ from zipage_sglang.runtime import EXTRA_SLOTS, ModelShape, query_slot_bytes, slo
 
 
 def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
-    """Bytes beside the KV of one pool slot: its tables, and its share of those query slots (of `itemsize` bytes an element) that grow
-    with the pool."""
+    """Bytes beside the KV of one pool slot: its tables, and its share of those query slots (of `itemsize` bytes an element) that
+    grow with the pool."""
     tables = table_bytes_per_token(shape, make_policy(config).stores_importance)
     share = 0.0 if config.query_slots else slot_share(config)
     return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.window))

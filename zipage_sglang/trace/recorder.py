@@ -69,7 +69,7 @@ class Recorder:
             return
         ids, prompt_len = list(req.origin_input_ids) + list(req.output_ids), len(req.origin_input_ids)
         heads, layers = self.buffers.k_buffers[0].shape[1], len(self.buffers.k_buffers)
-        info = dict(
+        info: dict = dict(
             rid=str(req.rid), model=self.model, config=dataclasses.asdict(self.config), rank=self.rank,
             layers=list(range(self.buffers.first_layer, self.buffers.first_layer + layers)),
             kv_heads=list(range(self.buffers.first_kv_head, self.buffers.first_kv_head + heads)),

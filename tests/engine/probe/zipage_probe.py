@@ -33,7 +33,7 @@ def record(out):
     after, reset = Manager._after, lifecycle.reset_for_retract
 
     def recording_after(manager, item):
-        row = manager.engine.row_pool.req_to_token[item.req.req_pool_idx, item.state.start : item.plan.kept].long()
+        row = manager.engine.row_pool.req_to_token[manager.engine.row(item.req), item.state.start : item.plan.kept].long()
         kept = manager.runtime.buffers.positions[:, row].transpose(1, 2).sort(dim=-1).values
         line = {"rid": item.req.rid, "n": item.state.count, "true_len": item.plan.kv_len + item.state.evicted,
                 "kept": kept.tolist(),
@@ -186,11 +186,12 @@ def stale_seq_lens_cpu():
 
 def write_into_tree():
     """The copy-out of tree-owned slots is skipped, so the compaction writes what the prefix tree owns."""
+    from zipage_patches.compat import kv
     from zipage_patches.engine import SGLangEngine
     from zipage_sglang.plan import floor_page
 
     SGLangEngine.protected_len = lambda engine, req: min(
-        req.cache_protected_len, floor_page(len(req.origin_input_ids), engine.page_size)
+        kv.protected(req), floor_page(len(req.origin_input_ids), engine.page_size)
     )
 
 
