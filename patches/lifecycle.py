@@ -58,5 +58,5 @@ def retract_decode(original, batch, *args):
 
 def refuse_beams(original, coordinator, req, recv_req):
     """AROUND BeamCoordinator.validate_and_init: the error that a beam request is answered with."""
-    return ("--enable-zipage does not support beam_width: the rows of a beam group share slots, which a compression would move under "
-            "the other rows. Send n samples instead, or serve without --enable-zipage.")
+    return ("--enable-zipage does not support beam_width: the rows of a beam group share slots, which a compression would move "
+            "under the other rows. Send n samples instead, or serve without --enable-zipage.")

@@ -6,8 +6,8 @@ import os
 
 BACKENDS = ("flashinfer", "triton", "torch_native")
 
-# (ServerArgs field, accepted values, why).  A field that an SGLang release does not have cannot be set there: LATER_FLAGS are those
-# that 0.5.17 does not have.
+# (ServerArgs field, accepted values, why).  A field that an SGLang release does not have cannot be set there: LATER_FLAGS are
+# those that 0.5.17 does not have.
 FLAGS = (
     ("speculative_algorithm", (None,), "speculative decoding verifies against KV that may have been evicted"),
     ("disaggregation_mode", ("null",), "prefill/decode disaggregation ships whole rows"),

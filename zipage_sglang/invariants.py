@@ -98,7 +98,8 @@ class InvariantChecker:
         words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked]]
         for req in batch.reqs:
             state, index = self.engine.state(req), self.engine.row(req)
-            row = self.engine.row_pool.req_to_token[index, : self.engine.allocated_len(req)].tolist() if self.engine.has_row(req) else []
+            held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0
+            row = self.engine.row_pool.req_to_token[index, :held].tolist() if held else []
             words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot)))
         digest = hashlib.blake2b(repr(words).encode(), digest_size=7).digest()
         self.decisions = int.from_bytes(digest, "big")
@@ -109,7 +110,8 @@ class InvariantChecker:
     def _check_lengths(self, batches):
         holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if self.engine.has_row(r)]
         for batch, i, req in holders:
-            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), self.engine.kv_len(req), self.engine.allocated_len(req))
+            ours = (self.engine.kv_len(req), self.engine.allocated_len(req))
+            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), *ours)
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
             if state is None:
