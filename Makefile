@@ -16,8 +16,8 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 PY = $(VENV)/bin/python
 # What can differ between two releases of SGLang; the other tests never meet it.
-RELEASE_TESTS := tests/unit/test_contract.py $(addprefix tests/engine/test_, flags.py refusals.py release.py oracle.py pressure.py \
-  server.py requests.py telemetry.py entry_points.py)
+RELEASE_TESTS := tests/unit/test_contract.py $(addprefix tests/engine/test_, flags.py refusals.py release.py oracle.py \
+  pressure.py parking.py server.py requests.py per_request_http.py telemetry.py entry_points.py)
 # Threads that fight for few cores stall SGLang's CPU engine.
 export OMP_NUM_THREADS ?= 1
 

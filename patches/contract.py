@@ -1,5 +1,5 @@
-"""Every SGLang function this package touches, with its parameters in each supported release.  Checked before anything is patched,
-so that a release that renamed or reshaped one of them is refused with the list of differences instead of half working.
+"""Every SGLang function this package touches, with its parameters in each supported release.  Checked before anything is
+patched, so that a release that renamed or reshaped one of them is refused with the list of differences instead of half working.
 
 The release is told by these signatures, never by its version string.  docs/porting.md says how to add one.
 """
@@ -58,14 +58,16 @@ _ROTARY = ("self", "head_size", "rotary_dim", "max_position_embeddings", "base",
 CPU = (
     Target("layers.rotary_embedding.base.RotaryEmbedding.__init__", "BEFORE", each(_ROTARY, (*_ROTARY, "position_start"))),
     Target("mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_extend", "REPLACE", {"0.5.17": (
-        "self", "prefix_lens", "prefix_lens_cpu", "seq_lens", "seq_lens_cpu", "last_loc", "extend_num_tokens", "num_new_pages")}),
+        "self", "prefix_lens", "prefix_lens_cpu", "seq_lens", "seq_lens_cpu", "last_loc", "extend_num_tokens",
+        "num_new_pages")}),
     Target("mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_decode", "REPLACE", {"0.5.17": (
         "self", "seq_lens", "seq_lens_cpu", "last_loc")}),
 )
 
 _INIT_NEW = ("cls", "batch", "model_runner", "capture_hidden_mode", "return_hidden_states_before_norm")
-_ADDER = ("self", "page_size", "tree_cache", "token_to_kv_pool_allocator", "running_batch", "new_token_ratio", "rem_input_tokens",
-          "rem_chunk_tokens", "num_mixed_decode_tokens", "priority_scheduling_preemption_threshold", "max_prefill_bs",
+_ADDER = ("self", "page_size", "tree_cache", "token_to_kv_pool_allocator", "running_batch", "new_token_ratio",
+          "rem_input_tokens", "rem_chunk_tokens", "num_mixed_decode_tokens", "priority_scheduling_preemption_threshold",
+          "max_prefill_bs",
           "max_running_requests", "prefill_max_requests", "prefill_delayer_single_pass", "dllm_config", "waiting_queue_len")
 _CHECKER = "managers.scheduler_components.invariant_checker.SchedulerInvariantChecker."
 _BUDGET = ("self", "prefix_len", "extend_input_len", "max_new_tokens", "retracted_stain", "mamba_gap_reserve")
@@ -92,8 +94,8 @@ STAGE2 = (
     Target("managers.scheduler.Scheduler.get_internal_state", "AFTER", ("self", "recv_req")),
     Target("managers.schedule_batch.Req.reset_for_retract", "AFTER", ("self",)),
     Target("managers.schedule_batch.ScheduleBatch.retract_decode", "AROUND", each(("self", "server_args"), ("self",))),
-    Target("managers.schedule_batch.ScheduleBatch._get_decode_retraction_order", "AFTER",
-           each(("reqs", "server_args"), ("reqs",))),
+    Target("managers.schedule_batch.ScheduleBatch._get_decode_retraction_order", "AFTER", each(
+        ("reqs", "server_args"), ("reqs",))),
     Target("managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset", "AROUND", ("self", "req")),
     Target("managers.schedule_policy.PrefillAdder.add_one_req", "AROUND",
            ("self", "req", "has_chunked_req", "truncation_align_size")),
@@ -117,8 +119,8 @@ CALLS = (
     Target("mem_cache.radix_cache.RadixCache.inc_lock_ref", "CALL", {"0.5.17": ("self", "node")}),
     Target("mem_cache.radix_cache.RadixCache.dec_lock_ref", "CALL", {"0.5.17": ("self", "node", "params")}),
     Target("mem_cache.unified_radix_cache.UnifiedRadixCache.match_prefix", "CALL", {"0.5.23": ("self", "params")}),
-    Target("mem_cache.unified_radix_cache.UnifiedRadixCache.lock", "CALL",
-           {"0.5.23": ("self", "node_id", "skip_lock_components")}),
+    Target("mem_cache.unified_radix_cache.UnifiedRadixCache.lock", "CALL", {
+        "0.5.23": ("self", "node_id", "skip_lock_components")}),
     Target("mem_cache.unified_radix_cache.UnifiedRadixCache.unlock", "CALL", {"0.5.23": ("self", "lock")}),
     Target("mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_segment", "CALL", ("self", "free_index", "start_pos")),
     Target("managers.schedule_batch.ScheduleBatch.release_req", "CALL", each(
@@ -149,7 +151,7 @@ CALLS = (
 
 
 def parameters(obj) -> tuple[str, ...]:
-    """Parameter names of a function, of the function inside a class or static method, or of a class; through hook wrappers."""
+    """Parameter names of a function, of the one inside a class or static method, or of a class; through hook wrappers."""
     return tuple(inspect.signature(inspect.unwrap(getattr(obj, "__func__", obj))).parameters)
 
 

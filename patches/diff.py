@@ -68,7 +68,7 @@ class Release:
 def _site(where: pathlib.Path) -> pathlib.Path:
     """The folder that holds the package sglang."""
     if where.is_file():
-        code = "import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec('sglang').origin)))"
+        code = "import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec('sglang').origin).parents[1])"
         where = pathlib.Path(subprocess.run([where, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
     if not (where / "sglang" / "srt").is_dir():
         raise SystemExit(f"error: {where} holds no sglang/srt: name a python, a site-packages folder or an unpacked wheel")

@@ -1,8 +1,8 @@
 """The manager's view of SGLang's scheduler: lengths, slots, rows, streams, retraction.  The one place that writes a
 request's KV bookkeeping.
 
-Five copies of kv_len exist and are changed together in `publish`: batch.seq_lens, batch.seq_lens_cpu, the request's committed and
-allocated lengths (see `compat.kv`) and the filled part of the row.
+Five copies of kv_len exist and are changed together in `publish`: batch.seq_lens, batch.seq_lens_cpu, the request's committed
+and allocated lengths (see `compat.kv`) and the filled part of the row.
 """
 
 from __future__ import annotations

@@ -69,9 +69,8 @@ def _refuse(found: list[str]):
     lines = "\n  ".join(found)
     raise ContractError(
         f"zipage-sglang cannot run on SGLang {getattr(sglang, '__version__', '?')}:\n  {lines}\n"
-        f"Install a supported release (pip install 'sglang=={contract.RELEASES[0]}'; it runs on "
-        f"{' and '.join(contract.RELEASES)}) "
-        "or start without --enable-zipage."
+        f"It runs on {' and '.join(contract.RELEASES)}: install one (pip install 'sglang=={contract.RELEASES[0]}') or start "
+        "without --enable-zipage."
     )
 
 

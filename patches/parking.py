@@ -114,8 +114,8 @@ def running_timeout(original, scheduler, running_batch):
 
 
 def inflight_batches(found, scheduler):
-    """AFTER Scheduler._collect_inflight_batches (0.5.23), where aborts and timeouts look for requests: parked ones come back
-    at the next step and end there."""
+    """AFTER Scheduler._collect_inflight_batches (0.5.23), where aborts and timeouts look for requests: parked ones come back at
+    the next step and end there."""
     return [*found, *(item.place.batch for item in active.manager().parked)]
 
 

@@ -12,5 +12,6 @@ def check_settings(tokenized, manager, obj, input_text, input_ids, *args, **kwar
     server = manager.server_args
     params = tokenized.sampling_params.custom_params
     if params and getattr(server, "enable_zipage", False):
-        per_request.request_config(params, server.zipage_config(), arguments.resolved(server).page_size, len(input_ids or ()))
+        page = arguments.resolved(server).page_size
+        per_request.request_config(params, server.zipage_config(), page, len(input_ids or ()))
     return None

@@ -110,7 +110,8 @@ class InvariantChecker:
     def _check_lengths(self, batches):
         holders = [(b, i, r) for b in batches for i, r in enumerate(b.reqs) if self.engine.has_row(r)]
         for batch, i, req in holders:
-            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), self.engine.kv_len(req), self.engine.allocated_len(req))
+            ours = (self.engine.kv_len(req), self.engine.allocated_len(req))
+            copies = (int(batch.seq_lens[i]), int(batch.seq_lens_cpu[i]), *ours)
             assert len(set(copies)) == 1, f"{req.rid}: the copies of kv_len disagree: {copies}"
             state = self.engine.state(req)
             if state is None:

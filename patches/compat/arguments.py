@@ -1,5 +1,5 @@
-"""Server arguments: a dataclass that holds what was resolved in 0.5.17; in 0.5.23 a msgspec Struct that holds what was asked for,
-with what was resolved beside it."""
+"""Server arguments: a dataclass that holds what was resolved in 0.5.17; in 0.5.23 a msgspec Struct that holds what was asked
+for, with what was resolved beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""This process among the tensor-parallel ranks: `ps` of schedulers and model runners in 0.5.17, the runtime context in 0.5.23."""
+"""This process among the tensor-parallel ranks: `ps` of schedulers and model runners in 0.5.17, the runtime context in
+0.5.23."""
 
 from __future__ import annotations
 
