@@ -1,5 +1,5 @@
-"""The paper's evaluation on this engine, as one report: throughput, TPOT, TTFT, step times by concurrency, requests running and
-waiting, pool occupancy over time, the time of compressions and of their operations, goodput at request rates.
+"""The paper's evaluation on this engine, as one report: throughput, TPOT, TTFT, step times by concurrency, requests
+running and waiting, pool occupancy over time, the time of compressions and of their operations, goodput at request rates.
 
 Everything lies in --out: raw records and rows, tables as CSV, figures, report.html (one file that needs nothing else) and
 report.md.  A call does what fits into --limit and writes the report of what is there; the same command goes on, also after
@@ -26,7 +26,8 @@ PATIENCE = 3  # times the expected time that an online unit or the operations ma
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: all is done, or rendered, or planned; 3: the limit came first, call again; 1: something failed; 130: interrupted."""
+    """0: all is done, or rendered, or planned; 3: the limit came first, call again; 1: something failed; 130:
+    interrupted."""
     opts = options.parse(argv, __doc__)
     end = time.monotonic() + opts.limit - RENDER_SECONDS if opts.limit else None
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal, even if started in the background
@@ -92,7 +93,8 @@ def _measure(opts: options.Options, unit: plan.Unit, servers: Servers, end: floa
     mode = opts.modes[unit.mode]
     server = servers.get(mode)
     if unit.kind == "offline":
-        # The server may have taken longer to start than expected: a load that is cut off by the call's end is measured again.
+        # The server may have taken longer to start than expected: a load that is cut off by the call's end is measured
+        # again.
         seconds = min(opts.size.unit_seconds, end - time.monotonic()) if end else opts.size.unit_seconds
         record, rows = offline.measure(opts, unit, mode, server, max(1.0, seconds))
         record["partial"] |= seconds < opts.size.unit_seconds and not record["whole"]
@@ -107,9 +109,19 @@ def _patience(unit: plan.Unit, end: float | None) -> float:
 
 def _complete(opts: options.Options, unit: plan.Unit, servers: Servers, record: dict, origin: dict) -> dict:
     """With what it was and where it comes from."""
-    server = dict(server_flags=shlex.join(flags(opts, opts.modes[unit.mode])), server_start_seconds=servers.started) if unit.mode else {}
+    server = (
+        dict(server_flags=shlex.join(flags(opts, opts.modes[unit.mode])), server_start_seconds=servers.started)
+        if unit.mode
+        else {}
+    )
     what = {k: v for k, v in dataclasses.asdict(unit).items() if k not in ("rank", "seconds")}
-    return dict(unit=unit.name, **what, **record, **server, origin=dict(origin, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())))
+    return dict(
+        unit=unit.name,
+        **what,
+        **record,
+        **server,
+        origin=dict(origin, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())),
+    )
 
 
 def _left(todo: list[plan.Unit], running: str | None, start_seconds: float) -> str:
@@ -135,15 +147,22 @@ def describe(opts: options.Options, units: list[plan.Unit]) -> str:
         for unit in call:
             seconds = plan.cost(unit, running, opts.size.start_seconds)
             load = plan.load_of(opts, unit) if unit.kind != "operations" else None
-            rows.append([unit.name, n, f"{seconds:.0f}", len(load.requests) if load else "-", load.output_tokens if load else "-"])
+            rows.append(
+                [unit.name, n, f"{seconds:.0f}", len(load.requests) if load else "-", load.output_tokens if load else "-"]
+            )
             running = unit.mode
     text = table.render(["unit", "call", "seconds", "requests", "output tokens"], rows)
     kept = [u for u in todo if not any(u in call for call in calls)]
-    notes = [f"{len(state_done)} of {len(units)} units are done.  Expected: a server starts in {opts.size.start_seconds:.0f} s and answers "
-             f"with {opts.size.tokens_per_second:.0f} tokens/s; a workload that is not done by then is cut off after "
-             f"{opts.size.unit_seconds:.0f} s."]
+    notes = [
+        f"{len(state_done)} of {len(units)} units are done.  Expected: a server starts in {opts.size.start_seconds:.0f} s "
+        f"and answers with {opts.size.tokens_per_second:.0f} tokens/s; a workload that is not done by then is cut off "
+        f"after {opts.size.unit_seconds:.0f} s."
+    ]
     if kept:
-        notes.append(f"Do not fit into {opts.limit:.0f} s at all: {', '.join(u.name for u in kept)}.  Raise --limit or lower --unit-seconds.")
+        notes.append(
+            f"Do not fit into {opts.limit:.0f} s at all: {', '.join(u.name for u in kept)}.  Raise --limit or lower "
+            "--unit-seconds."
+        )
     return "\n".join([text, "", *notes])
 
 

@@ -1,8 +1,8 @@
 """When requests come: all at once, as a Poisson process, or in bursts.
 
-    all                     everything at time 0
-    poisson:RATE            RATE requests a second on average, independent of each other
-    bursts:SIZE:SECONDS     SIZE at once, every SECONDS
+all                     everything at time 0
+poisson:RATE            RATE requests a second on average, independent of each other
+bursts:SIZE:SECONDS     SIZE at once, every SECONDS
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def times(pattern: str, count: int, seed: int = 0) -> list[float]:
                 return [seconds * (n // size) for n in range(count)]
     except (ValueError, IndexError):
         pass
-    raise ValueError(f"arrival pattern {pattern!r}: must be `all`, `poisson:RATE` or `bursts:SIZE:SECONDS` with positive numbers")
+    raise ValueError(
+        f"arrival pattern {pattern!r}: must be `all`, `poisson:RATE` or `bursts:SIZE:SECONDS` with positive numbers"
+    )
 
 
 def arrange(load: Load, pattern: str, seed: int = 0) -> Load:

@@ -23,8 +23,8 @@ class RequestFailed(RuntimeError):
 
 @dataclasses.dataclass
 class Sent:
-    """One request.  sent, first, last: s since the start at which it was sent, and its first and latest tokens came; tokens:
-    of its output so far; times: of each of them, for probes."""
+    """One request.  sent, first, last: s since the start at which it was sent, and its first and latest tokens came;
+    tokens: of its output so far; times: of each of them, for probes."""
 
     question: int
     prompt_tokens: int
@@ -55,8 +55,11 @@ class Course:
         return sum(r.tokens for r in self.requests)
 
 
-def drive(url: str, load: Load, seconds: float, stream_interval: int, probes: int, on_progress=lambda course: None) -> Course:
-    """Runs `load` until all is answered, `seconds` are over, or Ctrl-C; what still runs then is aborted.  Raises RequestFailed."""
+def drive(
+    url: str, load: Load, seconds: float, stream_interval: int, probes: int, on_progress=lambda course: None
+) -> Course:
+    """Runs `load` until all is answered, `seconds` are over, or Ctrl-C; what still runs then is aborted.  Raises
+    RequestFailed."""
     course = Course([Sent(r.question, len(load.prompts[r.question]), r.output) for r in load.requests])
     set_ulimit()  # a socket a request
     try:
@@ -84,8 +87,16 @@ async def _drive(url, load: Load, seconds: float, stream_interval: int, probes: 
         async def one(n: int):
             request, record = load.requests[n], course.requests[n]
             await asyncio.sleep(max(0.0, request.arrival - clock()))
-            body = dict(input_ids=load.prompts[request.question], stream=True, sampling_params=dict(
-                temperature=0.6, max_new_tokens=request.output, ignore_eos=True, stream_interval=1 if n in probed else stream_interval))
+            body = dict(
+                input_ids=load.prompts[request.question],
+                stream=True,
+                sampling_params=dict(
+                    temperature=0.6,
+                    max_new_tokens=request.output,
+                    ignore_eos=True,
+                    stream_interval=1 if n in probed else stream_interval,
+                ),
+            )
             record.sent = clock()
             async with session.post(f"{url}/generate", json=body) as reply:
                 if reply.status != 200:

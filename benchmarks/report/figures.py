@@ -42,7 +42,9 @@ class Album:
         """Gives the axes; saved when the block ends, with `data` beside it."""
         from matplotlib import pyplot
 
-        figure, axes = pyplot.subplots(panels, 1, sharex=panels > 1, figsize=(8, height * panels), layout="constrained", squeeze=False)
+        figure, axes = pyplot.subplots(
+            panels, 1, sharex=panels > 1, figsize=(8, height * panels), layout="constrained", squeeze=False
+        )
         yield axes[:, 0]
         for axis in axes[:, 0]:
             axis.grid(alpha=0.3)
@@ -72,8 +74,11 @@ class Album:
     def throughput(self):
         """Tokens a second of every mode, by workload."""
         found = tables.pairs(self.records)
-        rows = [dict(workload=f"{pair[0]}\n{pair[1]}", mode=r["mode"], rate=r["rate"], half_rate=r["half_rate"]) for pair in found
-                for r in self.offline(pair)]
+        rows = [
+            dict(workload=f"{pair[0]}\n{pair[1]}", mode=r["mode"], rate=r["rate"], half_rate=r["half_rate"])
+            for pair in found
+            for r in self.offline(pair)
+        ]
         if not rows:
             return
         names, modes = list(dict.fromkeys(r["workload"] for r in rows)), list(dict.fromkeys(r["mode"] for r in rows))
@@ -81,24 +86,38 @@ class Album:
             for axis, key, label in zip(axes, ("rate", "half_rate"), ("tokens/s, whole run", "tokens/s, 2nd half")):
                 for n, mode in enumerate(modes):
                     mine = {r["workload"]: r[key] for r in rows if r["mode"] == mode and r[key] is not None}
-                    axis.bar([i + 0.8 * n / len(modes) for i, name in enumerate(names) if name in mine], [mine[n] for n in names if n in mine],
-                             0.8 / len(modes), label=mode)
+                    axis.bar(
+                        [i + 0.8 * n / len(modes) for i, name in enumerate(names) if name in mine],
+                        [mine[n] for n in names if n in mine],
+                        0.8 / len(modes),
+                        label=mode,
+                    )
                 axis.set_ylabel(label)
                 axis.set_xticks([i + 0.4 - 0.4 / len(modes) for i in range(len(names))], names)
             axes[0].legend(**LEGEND)
 
     def course(self, pair):
         """Running, waiting, tokens a second and pool over time."""
-        panels = (("running", "requests running"), ("waiting", "requests waiting"), ("rate", "output tokens/s"), ("usage", "share of the pool"))
+        panels = (
+            ("running", "requests running"),
+            ("waiting", "requests waiting"),
+            ("rate", "output tokens/s"),
+            ("usage", "share of the pool"),
+        )
         curves, data = {}, []
         for r in self.offline(pair):
             steps = self.state.rows(r["unit"], "steps")
             curves[r["mode"]] = {key: plots.smooth(steps, key, BINS) for key, _ in panels}
             times = curves[r["mode"]]["running"][0]
-            data += [dict(mode=r["mode"], time=times[n], **{key: curves[r["mode"]][key][1][n] for key, _ in panels}) for n in range(len(times))]
+            data += [
+                dict(mode=r["mode"], time=times[n], **{key: curves[r["mode"]][key][1][n] for key, _ in panels})
+                for n in range(len(times))
+            ]
         if not curves:
             return
-        with self.draw(f"course-{tables.file_of(pair)}", f"{tables.title_of(pair)}: over time", data, panels=4, height=1.9) as axes:
+        with self.draw(
+            f"course-{tables.file_of(pair)}", f"{tables.title_of(pair)}: over time", data, panels=4, height=1.9
+        ) as axes:
             for axis, (key, label) in zip(axes, panels):
                 for mode, curve in curves.items():
                     axis.plot(*curve[key], label=mode, linewidth=1.4)
@@ -112,8 +131,13 @@ class Album:
         rows = [r for r in table.raw() if (r["workload"], r["arrivals"]) == pair]
         if not rows:
             return
-        spans, modes = list(dict.fromkeys((r["low"], r["high"]) for r in rows)), list(dict.fromkeys(r["mode"] for r in rows))
-        with self.draw(f"ranges-{tables.file_of(pair)}", f"{tables.title_of(pair)}: steps by requests running", rows, panels=2) as axes:
+        spans, modes = (
+            list(dict.fromkeys((r["low"], r["high"]) for r in rows)),
+            list(dict.fromkeys(r["mode"] for r in rows)),
+        )
+        with self.draw(
+            f"ranges-{tables.file_of(pair)}", f"{tables.title_of(pair)}: steps by requests running", rows, panels=2
+        ) as axes:
             for n, mode in enumerate(modes):
                 mine = [next(r for r in rows if r["mode"] == mode and r["low"] == low) for low, _ in spans]
                 where = [i + 0.8 * n / len(modes) for i in range(len(spans))]
@@ -123,7 +147,9 @@ class Album:
             axes[0].set_ylabel("step, median ms")
             axes[1].set_ylabel("share of steps")
             axes[0].legend(**LEGEND)
-            axes[1].set_xticks([i + 0.4 - 0.4 / len(modes) for i in range(len(spans))], [f"{low:.0f}-{high:.0f}" for low, high in spans])
+            axes[1].set_xticks(
+                [i + 0.4 - 0.4 / len(modes) for i in range(len(spans))], [f"{low:.0f}-{high:.0f}" for low, high in spans]
+            )
             axes[1].set_xlabel("requests running")
 
     def latency(self, pair):
@@ -133,10 +159,16 @@ class Album:
             rows = self.state.rows(r["unit"], "requests")
             ttft = [q["first"] - q["sent"] for q in rows if q["first"] is not None]
             tpot = [1000 * (q["last"] - q["first"]) / (q["tokens"] - 1) for q in rows if q["tokens"] > 1]
-            data += [dict(mode=r["mode"], share=s / 100, ttft_s=percentile(ttft, s), tpot_ms=percentile(tpot, s)) for s in SHARES if ttft and tpot]
+            data += [
+                dict(mode=r["mode"], share=s / 100, ttft_s=percentile(ttft, s), tpot_ms=percentile(tpot, s))
+                for s in SHARES
+                if ttft and tpot
+            ]
         if not data:
             return
-        with self.draw(f"latency-{tables.file_of(pair)}", f"{tables.title_of(pair)}: share of requests within a time", data, panels=2) as axes:
+        with self.draw(
+            f"latency-{tables.file_of(pair)}", f"{tables.title_of(pair)}: share of requests within a time", data, panels=2
+        ) as axes:
             for axis, key, label in zip(axes, ("ttft_s", "tpot_ms"), ("TTFT (s)", "TPOT (ms)")):
                 for mode in dict.fromkeys(r["mode"] for r in data):
                     mine = [r for r in data if r["mode"] == mode]
@@ -148,11 +180,15 @@ class Album:
 
     def compression(self):
         """Seconds of compressing and of all else, by mode."""
-        rows = [dict(run=f"{r['workload']}\n{r['mode']}", compressing=r["compression_seconds"], other=r["other_seconds"])
-                for r in tables.compression(self.records).rows]
+        rows = [
+            dict(run=f"{r['workload']}\n{r['mode']}", compressing=r["compression_seconds"], other=r["other_seconds"])
+            for r in tables.compression(self.records).rows
+        ]
         if not rows:
             return
-        with self.draw("compression", "Compressing against all other time", rows, height=max(2.6, 0.6 * len(rows) + 1)) as (axis,):
+        with self.draw("compression", "Compressing against all other time", rows, height=max(2.6, 0.6 * len(rows) + 1)) as (
+            axis,
+        ):
             names = [r["run"] for r in rows]
             axis.barh(names, [r["other"] for r in rows], label="decode, prefill, waiting")
             axis.barh(names, [r["compressing"] for r in rows], left=[r["other"] for r in rows], label="compressing")
@@ -174,13 +210,24 @@ class Album:
                 axis.bar(range(len(groups)), ms, 0.5, bottom=base, label=name)
                 base = [a + b for a, b in zip(base, ms)]
             known = [i for i, g in enumerate(groups) if g in whole]
-            axis.hlines([whole[groups[i]] for i in known], [i - 0.35 for i in known], [i + 0.35 for i in known], colors="black",
-                        label="the pipeline as one")
+            axis.hlines(
+                [whole[groups[i]] for i in known],
+                [i - 0.35 for i in known],
+                [i + 0.35 for i in known],
+                colors="black",
+                label="the pipeline as one",
+            )
             if "Qwen3-8B" in table.note:  # the official figures are of these shapes
                 for i, g in enumerate(groups):
                     if g in OFFICIAL_PIPELINE_MS:
-                        axis.hlines(OFFICIAL_PIPELINE_MS[g], i - 0.35, i + 0.35, colors="grey", linestyles="dashed",
-                                    label=OFFICIAL_SOURCE if i == 0 else None)
+                        axis.hlines(
+                            OFFICIAL_PIPELINE_MS[g],
+                            i - 0.35,
+                            i + 0.35,
+                            colors="grey",
+                            linestyles="dashed",
+                            label=OFFICIAL_SOURCE if i == 0 else None,
+                        )
                 axis.set_yscale("log")
             axis.set_xticks(range(len(groups)), [f"{g:.0f}" for g in groups])
             axis.set_xlabel("requests compressed together")
@@ -192,7 +239,12 @@ class Album:
         rows = tables.online_table(self.records, self.state, tpot_ms).raw()
         if not rows:
             return
-        panels = (("output_throughput", "tokens/s"), ("median_tpot_ms", "TPOT p50 (ms)"), ("p99_ttft_ms", "TTFT p99 (ms)"), ("goodput", "good requests/s"))
+        panels = (
+            ("output_throughput", "tokens/s"),
+            ("median_tpot_ms", "TPOT p50 (ms)"),
+            ("p99_ttft_ms", "TTFT p99 (ms)"),
+            ("goodput", "good requests/s"),
+        )
         with self.draw("online", f"Online; good: at most {tpot_ms:g} ms a token", rows, panels=4, height=1.9) as axes:
             axes[1].axhline(tpot_ms, color="grey", linestyle="dashed")
             for axis, (key, label) in zip(axes, panels):

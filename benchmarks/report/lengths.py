@@ -6,8 +6,8 @@ JSON: {"how": where it comes from, "prompt": D, "output": D}; a distribution D i
     {"quantiles": [[0, 12], [0.5, 300], [1, 9000]]}                    [share, tokens], linear between
     {"samples": [120, 80, ...]}                                        drawn with replacement
 
-CSV: columns `prompt` and `output` (tokens), one row a request; with `question`, rows of equal text share a prompt.  A trace is
-taken as it is, in its order, from the start again if it is too short.
+CSV: columns `prompt` and `output` (tokens), one row a request; with `question`, rows of equal text share a prompt.  A
+trace is taken as it is, in its order, from the start again if it is too short.
 """
 
 from __future__ import annotations
@@ -54,12 +54,17 @@ def read(path: Path | str) -> Lengths:
         known = ", ".join(sorted(p.stem for p in FOLDER.glob("*.json")))
         raise LengthsError(f"no file {path}, and no lengths of that name (there are {known})") from None
     except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise LengthsError(f"{path}: {type(error).__name__}: {error}; see the docstring of benchmarks/report/lengths.py") from None
+        raise LengthsError(
+            f"{path}: {type(error).__name__}: {error}; see the docstring of benchmarks/report/lengths.py"
+        ) from None
 
 
 def _trace(path: Path) -> Lengths:
     with path.open(newline="") as f:
-        rows = [(row.get("question") or str(n), int(row["prompt"]), int(row["output"])) for n, row in enumerate(csv.DictReader(f))]
+        rows = [
+            (row.get("question") or str(n), int(row["prompt"]), int(row["output"]))
+            for n, row in enumerate(csv.DictReader(f))
+        ]
     if not rows or min(min(row[1:]) for row in rows) < 1:
         raise ValueError("no rows, or a length below 1")
     return Lengths(path.stem, f"trace {path.name} of {len(rows)} requests", trace=tuple(rows))

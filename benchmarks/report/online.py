@@ -1,8 +1,8 @@
 """Requests at a rate, by SGLang's own client: `python -m sglang.bench_serving` against the mode's server.
 
 Prompts and lengths come from our workload through the client's `custom` dataset: a prompt and a text that is as long as the
-output shall be.  Times to first token, times between tokens and failures are the client's (`--output-details`); goodput counts
-the requests whose own mean time per output token stays within the limit.
+output shall be.  Times to first token, times between tokens and failures are the client's (`--output-details`); goodput
+counts the requests whose own mean time per output token stays within the limit.
 """
 
 from __future__ import annotations
@@ -24,22 +24,65 @@ from benchmarks.report.servers import model_path, words
 from benchmarks.server import Server
 
 # Of bench_serving's result, as they are.
-FIGURES = ("duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput", "output_throughput",
-           "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "median_itl_ms", "p99_itl_ms",
-           "concurrency", "max_concurrent_requests")
+FIGURES = (
+    "duration",
+    "completed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "output_throughput",
+    "mean_ttft_ms",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "median_itl_ms",
+    "p99_itl_ms",
+    "concurrency",
+    "max_concurrent_requests",
+)
 
 
-def measure(options: Options, unit: plan.Unit, mode: Mode, server: Server, seconds: float) -> tuple[dict, dict[str, list[dict]]]:
+def measure(
+    options: Options, unit: plan.Unit, mode: Mode, server: Server, seconds: float
+) -> tuple[dict, dict[str, list[dict]]]:
     """(record without provenance, {"requests": rows}).  Raises RequestFailed if it fails or takes longer than `seconds`."""
     load = plan.load_of(options, unit)
     folder = options.out / "logs"
     dataset, result, log = (folder / f"{unit.name}.{end}" for end in ("dataset.jsonl", "result.jsonl", "client.log"))
     dataset.write_text("".join(json.dumps(_conversation(options, load, r)) + "\n" for r in load.requests))
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", server.url, "--model", str(model_path(options)),
-               "--dataset-name", "custom", "--dataset-path", str(dataset), "--num-prompts", str(len(load.requests)),
-               "--request-rate", f"{unit.request_rate:g}", "--seed", str(options.seed), "--temperature", "0.6", "--flush-cache",
-               "--output-file", str(result), "--output-details", "--disable-tqdm", "--ready-check-timeout-sec", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "sglang.bench_serving",
+        "--backend",
+        "sglang",
+        "--base-url",
+        server.url,
+        "--model",
+        str(model_path(options)),
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(dataset),
+        "--num-prompts",
+        str(len(load.requests)),
+        "--request-rate",
+        f"{unit.request_rate:g}",
+        "--seed",
+        str(options.seed),
+        "--temperature",
+        "0.6",
+        "--flush-cache",
+        "--output-file",
+        str(result),
+        "--output-details",
+        "--disable-tqdm",
+        "--ready-check-timeout-sec",
+        "0",
+    ]
     before = server.log_path.stat().st_size
     _run(command, log, seconds, Progress(unit.name))
     if not result.exists():
@@ -60,7 +103,9 @@ def _run(command: list[str], log: Path, seconds: float, progress: Progress):
     """Its Ctrl-C is ours: both are told, and it leaves nothing behind."""
     start = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             while (code := process.poll()) is None:
                 now = time.monotonic() - start
@@ -80,12 +125,24 @@ def summarize(result: dict, load: workloads.Load) -> tuple[dict, list[dict]]:
     """bench_serving's result with details -> (record, rows of its requests).  Raises RequestFailed if requests failed."""
     errors = [e for e in result["errors"] if e]
     if errors or result["completed"] != len(load.requests):
-        raise RequestFailed(f"{len(load.requests) - result['completed']} of {len(load.requests)} requests failed: {(errors or ['?'])[0][:500]}")
+        raise RequestFailed(
+            f"{len(load.requests) - result['completed']} of {len(load.requests)} requests failed: "
+            f"{(errors or ['?'])[0][:500]}"
+        )
     rows = []
-    for n, (prompt, output, ttft, itls) in enumerate(zip(result["input_lens"], result["output_lens"], result["ttfts"], result["itls"], strict=True)):
+    for n, (prompt, output, ttft, itls) in enumerate(
+        zip(result["input_lens"], result["output_lens"], result["ttfts"], result["itls"], strict=True)
+    ):
         tpot = sum(itls) / (output - 1) if output > 1 else None
-        rows.append(dict(request=n, prompt_tokens=prompt, tokens=output, ttft_ms=round(1000 * ttft, 3),
-                         tpot_ms=None if tpot is None else round(1000 * tpot, 3)))
+        rows.append(
+            dict(
+                request=n,
+                prompt_tokens=prompt,
+                tokens=output,
+                ttft_ms=round(1000 * ttft, 3),
+                tpot_ms=None if tpot is None else round(1000 * tpot, 3),
+            )
+        )
     record = {name: result[name] for name in FIGURES} | dict(partial=False, load=workloads.summary(load), lengths=load.how)
     record["p90_tpot_ms"] = percentile([r["tpot_ms"] for r in rows if r["tpot_ms"] is not None], 90)
     return record, rows

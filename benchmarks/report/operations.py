@@ -20,12 +20,19 @@ from benchmarks.progress import Progress
 from benchmarks.report.options import Options
 
 REPEAT = 5
-# Kernel -> operation, for the kernels of the fused pipeline: _sort_blocks and _block_scores belong to the lightning redundancy,
-# which _block_scores computes together with the second pass of the attention score.
+# Kernel -> operation, for the kernels of the fused pipeline: _sort_blocks and _block_scores belong to the lightning
+# redundancy, which _block_scores computes together with the second pass of the attention score.
 FUSED = {
-    "_gather_rows": "gather", "_gather": "gather", "_softmax_sums": "attention score, first pass", "_log_sums": "attention score, first pass",
-    "_sort_blocks": "redundancy and attention score, second pass", "_block_scores": "redundancy and attention score, second pass",
-    "_combine": "combine", "_select": "select", "_plan": "compact", "_move": "compact",
+    "_gather_rows": "gather",
+    "_gather": "gather",
+    "_softmax_sums": "attention score, first pass",
+    "_log_sums": "attention score, first pass",
+    "_sort_blocks": "redundancy and attention score, second pass",
+    "_block_scores": "redundancy and attention score, second pass",
+    "_combine": "combine",
+    "_select": "select",
+    "_plan": "compact",
+    "_move": "compact",
 }
 
 
@@ -37,26 +44,41 @@ def measure(options: Options, seconds: float) -> dict:
     if options.device == "cuda":
         command = [sys.executable, "-m", "benchmarks.kernels", "--requests", "1", "4", "32", "--json", str(path)]
     else:
-        command = [sys.executable, "-m", "benchmarks.report.operations", "--budget", str(options.size.budget), "--block",
-                   str(options.size.block), "--json", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.report.operations",
+            "--budget",
+            str(options.size.budget),
+            "--block",
+            str(options.size.block),
+            "--json",
+            str(path),
+        ]
     progress, log = Progress("operations"), path.with_suffix(".log")
     progress.show("running")
     with log.open("wb") as out:
         try:
-            subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False, start_new_session=True)
+            subprocess.run(
+                command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False, start_new_session=True
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{' '.join(command[1:])} was not done after {seconds:.0f} s") from None
     if not path.exists():
         raise RuntimeError(f"{' '.join(command[1:])} failed:\n{log.read_text(errors='replace')[-2000:]}")
     data = json.loads(path.read_text())
     progress.done("done")
-    made = _of_kernels(data) if options.device == "cuda" else dict(shape=data["shape"], operations=data["operations"], whole=data["whole"])
+    made = (
+        _of_kernels(data)
+        if options.device == "cuda"
+        else dict(shape=data["shape"], operations=data["operations"], whole=data["whole"])
+    )
     return dict(partial=False, client_command=" ".join(["python", *command[1:]]), failures=data.get("failures", []), **made)
 
 
 def _of_kernels(data: dict) -> dict:
-    """`benchmarks.kernels` results as {"operations": [{"requests", "operation", "ms"}], "whole": [{"requests", "ms"}]}, ms a
-    request."""
+    """`benchmarks.kernels` results as {"operations": [{"requests", "operation", "ms"}], "whole": [{"requests", "ms"}]}, ms
+    a request."""
     operations, whole = [], []
     for key, value in data["results"].items():
         kind, _, rest = key.partition(".")
@@ -69,8 +91,11 @@ def _of_kernels(data: dict) -> dict:
         elif kind == "pipeline" and rest.endswith(".ms"):
             requests = int(rest.partition(".")[0])
             whole.append(dict(requests=requests, ms=value / requests))
-    return dict(shape="36 layers, 32 query and 8 KV heads of 128, bf16, 2,304 candidates to 2,048 (Qwen3-8B)", operations=operations,
-                whole=whole)
+    return dict(
+        shape="36 layers, 32 query and 8 KV heads of 128, bf16, 2,304 candidates to 2,048 (Qwen3-8B)",
+        operations=operations,
+        whole=whole,
+    )
 
 
 def twins(budget: int, block: int, window: int = 16) -> dict:
@@ -85,15 +110,22 @@ def twins(budget: int, block: int, window: int = 16) -> dict:
     from zipage_sglang.policies import View, make_policy
 
     model = json.loads((MODEL_PATH / "config.json").read_text())
-    layers, q_heads, kv_heads, head_dim = (model[k] for k in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"))
+    layers, q_heads, kv_heads, head_dim = (
+        model[k] for k in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     config = ZipageConfig(budget=budget, block=block, window=window)
     candidates, generator = config.cap, torch.Generator().manual_seed(0)
     slots = candidates + 1
     normal = lambda *shape: torch.randn(*shape, generator=generator)
     tables = (layers, slots, kv_heads)
-    buffers = KVBuffers([normal(slots, kv_heads, head_dim) for _ in range(layers)], [normal(slots, kv_heads, head_dim) for _ in range(layers)],
-                        normal(layers, window + 1, q_heads, head_dim), torch.arange(slots).int().sub(1).view(1, -1, 1).expand(tables).clone(),
-                        torch.rand(tables, generator=generator).bfloat16(), head_dim**-0.5)
+    buffers = KVBuffers(
+        [normal(slots, kv_heads, head_dim) for _ in range(layers)],
+        [normal(slots, kv_heads, head_dim) for _ in range(layers)],
+        normal(layers, window + 1, q_heads, head_dim),
+        torch.arange(slots).int().sub(1).view(1, -1, 1).expand(tables).clone(),
+        torch.rand(tables, generator=generator).bfloat16(),
+        head_dim**-0.5,
+    )
     rows, policy = torch.arange(1, slots)[None], make_policy(config)
     batch = lambda: CompressionBatch(rows, [candidates], [0], [0], [budget], [budget], [1], torch.arange(window)[None] + 1)
     now = batch()
@@ -106,12 +138,16 @@ def twins(budget: int, block: int, window: int = 16) -> dict:
         "attention score": lambda: ops.attention_score(buffers.k_buffers, buffers.query_cache, now, buffers.scale),
         "redundancy": lambda: ops.redundancy(buffers.k_buffers, now, view.positions, block, config.tau, config.redundancy),
         "select": lambda: ops.select_forced(scores, view.positions, now, config.reserve, 0),
-        "compact": lambda: ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, now, keep, view.positions, view.importance),
+        "compact": lambda: ops.compact(
+            buffers.k_buffers, buffers.v_buffers, buffers.tables, now, keep, view.positions, view.importance
+        ),
     }
     operations = [dict(requests=1, operation=name, ms=_median_ms(run)) for name, run in runs.items()]
     whole = [dict(requests=1, ms=_median_ms(lambda: compress(batch(), buffers, policy, config)))]
-    shape = (f"{layers} layers, {q_heads} query and {kv_heads} KV heads of {head_dim}, float32, {candidates} candidates to {budget} (the "
-             f"reasoner), torch on {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}")
+    shape = (
+        f"{layers} layers, {q_heads} query and {kv_heads} KV heads of {head_dim}, float32, {candidates} candidates to "
+        f"{budget} (the reasoner), torch on {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    )
     return dict(shape=shape, operations=operations, whole=whole)
 
 
@@ -126,8 +162,11 @@ def _median_ms(run) -> float:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.operations", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report.operations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--budget", type=int, default=64)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--json", type=Path, required=True)

@@ -12,8 +12,20 @@ from benchmarks.report.sizes import SIZES, Size
 
 PARTS = ("offline", "online", "operations")
 # Of a size: what a number means.  Other modes, workloads and rates may join later.
-_SAME = ("model", "pool", "budget", "block", "scale", "length_scale", "unit_seconds", "online_workload", "online_length",
-         "online_seconds", "stream_interval", "probes")
+_SAME = (
+    "model",
+    "pool",
+    "budget",
+    "block",
+    "scale",
+    "length_scale",
+    "unit_seconds",
+    "online_workload",
+    "online_length",
+    "online_seconds",
+    "stream_interval",
+    "probes",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,40 +51,67 @@ class Options:
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
         return [
-            "Requests are generated to their last token (EOS is ignored), temperature 0.6, streamed. A workload that is not answered whole is "
-            f"cut off after {self.size.unit_seconds:g} s in every mode.",
-            "full: SGLang's default flags, on the same model, pool and page size. radix=off: without its prefix cache. when=pressure: requests are "
-            "compressed only when others need their pages.",
-            "There is no switch for asynchronous compression or hybrid scheduling here: a compression runs on the stream of the "
-            "decode steps, and every request gets a query slot w tokens before it is due and gives it back once it is compressed.",
+            "Requests are generated to their last token (EOS is ignored), temperature 0.6, streamed. A workload that is "
+            f"not answered whole is cut off after {self.size.unit_seconds:g} s in every mode.",
+            "full: SGLang's default flags, on the same model, pool and page size. radix=off: without its prefix cache. "
+            "when=pressure: requests are compressed only when others need their pages.",
+            "There is no switch for asynchronous compression or hybrid scheduling here: a compression runs on the stream "
+            "of the decode steps, and every request gets a query slot w tokens before it is due and gives it back once "
+            "it is compressed.",
             "There is no layer stride: all layers are scored in one pass.",
         ]
 
     @property
     def chosen(self) -> dict:
         kept = {name: getattr(self.size, name) for name in _SAME}
-        return dict(size=self.name, **kept, device=self.device, lengths=self.lengths, seed=self.seed,
-                    attention_backend=self.attention_backend)
+        return dict(
+            size=self.name,
+            **kept,
+            device=self.device,
+            lengths=self.lengths,
+            seed=self.seed,
+            attention_backend=self.attention_backend,
+        )
 
 
 def parse(argv: list[str] | None, description: str) -> Options:
     """Exits with one line if the options do not fit together."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=description,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("--size", choices=SIZES, required=True, help="Qwen3 shapes with random weights, on a GPU; tiny: the reasoner, on the CPU")
+    add(
+        "--size",
+        choices=SIZES,
+        required=True,
+        help="Qwen3 shapes with random weights, on a GPU; tiny: the reasoner, on the CPU",
+    )
     add("--out", type=Path, help="folder of everything; a second call goes on there (default .report/SIZE)")
-    add("--limit", type=float, metavar="SECONDS", help="end after this time; the same command goes on (default: until all is done)")
+    add(
+        "--limit",
+        type=float,
+        metavar="SECONDS",
+        help="end after this time; the same command goes on (default: until all is done)",
+    )
     add("--plan", action="store_true", help="only print what would run, and how long that takes")
     add("--render", action="store_true", help="measure nothing; write the report of what is there")
     add("--redo", nargs="+", default=[], metavar="UNIT", help="measure these again (names as --plan prints them)")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     add("--modes", nargs="+", help="full, zipage, zipage:budget=1024, full:radix=off, ... instead of the size's")
-    add("--workloads", nargs="+", metavar="NAME[@ARRIVALS]", help="of every mode, instead of the size's: "
-        f"{', '.join(workloads.WORKLOADS)}; arrivals: all, poisson:RATE, bursts:SIZE:SECONDS")
+    add(
+        "--workloads",
+        nargs="+",
+        metavar="NAME[@ARRIVALS]",
+        help="of every mode, instead of the size's: "
+        f"{', '.join(workloads.WORKLOADS)}; arrivals: all, poisson:RATE, bursts:SIZE:SECONDS",
+    )
     add("--lengths", help="file of prompt and output lengths for all workloads (JSON, or a trace as CSV)")
-    add("--scale", type=_scale, help="share of the requests, questions and samples shrunk evenly; `fit`: so that the slowest mode "
-        "ends within --unit-seconds")
+    add(
+        "--scale",
+        type=_scale,
+        help="share of the requests, questions and samples shrunk evenly; `fit`: so that the slowest mode "
+        "ends within --unit-seconds",
+    )
     add("--length-scale", type=float, help="of prompts, outputs and their maximum")
     add("--unit-seconds", type=float, help="that one workload runs in one mode, at most")
     add("--pool", type=int, help="KV pool in tokens, of every mode")
@@ -97,7 +136,10 @@ def _scale(text: str):
 
 def _options(args) -> Options:
     size = SIZES[args.size]
-    given = {name: getattr(args, name) for name in ("length_scale", "unit_seconds", "pool", "budget", "block", "online_seconds", "tpot_ms")}
+    given = {
+        name: getattr(args, name)
+        for name in ("length_scale", "unit_seconds", "pool", "budget", "block", "online_seconds", "tpot_ms")
+    }
     for name, value in given.items():
         if value is not None and value <= 0:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
@@ -111,8 +153,12 @@ def _options(args) -> Options:
     modes = parse_modes(args.modes or list(size.modes), budget=size.budget, block=size.block)
     if args.modes:
         texts = tuple(mode.text for mode in modes)
-        size = dataclasses.replace(size, modes=texts, special=() if args.workloads else size.special,
-                                   first_modes=tuple(t for t in texts if t in size.first_modes))
+        size = dataclasses.replace(
+            size,
+            modes=texts,
+            special=() if args.workloads else size.special,
+            first_modes=tuple(t for t in texts if t in size.first_modes),
+        )
     modes += parse_modes([mode for *_, mode in size.special], budget=size.budget, block=size.block) if size.special else []
     if args.lengths:
         args.lengths = workloads.own_lengths(args.lengths)
@@ -121,8 +167,21 @@ def _options(args) -> Options:
             raise ValueError(f"--scale must be above 0 and at most 1, or `fit`, got {args.scale}")
         size = dataclasses.replace(size, scale=fit(size, args.lengths, args.seed) if args.scale == "fit" else args.scale)
     device = args.device or ("cpu" if args.size == "tiny" else "cuda")
-    return Options(args.size, size, {m.text: m for m in modes}, tuple(args.parts), device, args.attention_backend, args.lengths,
-                   args.seed, args.out or _default_out(args.size), args.limit, args.plan, args.render, tuple(args.redo))
+    return Options(
+        args.size,
+        size,
+        {m.text: m for m in modes},
+        tuple(args.parts),
+        device,
+        args.attention_backend,
+        args.lengths,
+        args.seed,
+        args.out or _default_out(args.size),
+        args.limit,
+        args.plan,
+        args.render,
+        tuple(args.redo),
+    )
 
 
 def _default_out(size: str) -> Path:

@@ -14,8 +14,8 @@ OPERATIONS_SECONDS = {"cuda": 90, "cpu": 15}
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """One measurement.  kind: offline, online or operations.  mode: None for operations.  request_rate: a second, of online.
-    rank: units of a lower rank come first.  seconds: expected, without a server's start."""
+    """One measurement.  kind: offline, online or operations.  mode: None for operations.  request_rate: a second, of
+    online. rank: units of a lower rank come first.  seconds: expected, without a server's start."""
 
     kind: str
     rank: int
@@ -48,8 +48,10 @@ def make_units(options: Options) -> list[Unit]:
     for mode in first:
         for pair in size.for_first[:1]:
             offline(2, mode, *pair)
-        units += [Unit("online", 2, _online_seconds(options, rate), mode, size.online_workload, f"poisson:{rate:g}", rate)
-                  for rate in size.rates]
+        units += [
+            Unit("online", 2, _online_seconds(options, rate), mode, size.online_workload, f"poisson:{rate:g}", rate)
+            for rate in size.rates
+        ]
     for mode in others:
         for pair in size.for_all:
             offline(3, mode, *pair)
@@ -105,8 +107,8 @@ def _online_seconds(options: Options, rate: float) -> float:
 
 
 def next_unit(units: list[Unit], running: str | None, start_seconds: float, left: float) -> Unit | None:
-    """Of those that fit into `left` seconds, of the lowest rank: one for the server that is up (`running`: its mode), else the
-    first.  None if none fits."""
+    """Of those that fit into `left` seconds, of the lowest rank: one for the server that is up (`running`: its mode), else
+    the first.  None if none fits."""
     fitting = [u for u in units if cost(u, running, start_seconds) <= left]
     return min(fitting, key=lambda u: (u.rank, u.mode not in (None, running)), default=None)
 

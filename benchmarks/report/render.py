@@ -1,5 +1,5 @@
-"""Writes the report of what was measured: tables as CSV, figures, report.json, report.md, and report.html, which needs no other
-file and no network."""
+"""Writes the report of what was measured: tables as CSV, figures, report.json, report.md, and report.html, which needs no
+other file and no network."""
 
 from __future__ import annotations
 
@@ -25,16 +25,43 @@ def write(state: State, options: Options) -> list[Path]:
     for table in all_tables:
         write_text(state.folder / "tables" / f"{table.name}.csv", csv_text(table.raw()))
     figures, missing = _figures(records, state, all_tables, options.size.tpot_ms)
-    write_text(state.folder / "report.json", json.dumps(dict(options=options.chosen, records=records,
-               tables={t.name: t.raw() for t in all_tables}, figures=[f.name for f in figures]), indent=1) + "\n")
+    write_text(
+        state.folder / "report.json",
+        json.dumps(
+            dict(
+                options=options.chosen,
+                records=records,
+                tables={t.name: t.raw() for t in all_tables},
+                figures=[f.name for f in figures],
+            ),
+            indent=1,
+        )
+        + "\n",
+    )
     values = dict(
-        options=options, records=records, tables=all_tables, figures=figures, missing=missing, workloads=_lengths(records),
-        machines=_distinct(records, "device"), commits=_distinct(records, "git_commit"), packages=records[0]["origin"]["packages"],
-        commands=_distinct(records, "command"), partial=[r["unit"] for r in records if r["partial"]], embed=_embed)
+        options=options,
+        records=records,
+        tables=all_tables,
+        figures=figures,
+        missing=missing,
+        workloads=_lengths(records),
+        machines=_distinct(records, "device"),
+        commits=_distinct(records, "git_commit"),
+        packages=records[0]["origin"]["packages"],
+        commands=_distinct(records, "command"),
+        partial=[r["unit"] for r in records if r["partial"]],
+        embed=_embed,
+    )
     written = []
     for name in ("report.html", "report.md"):
-        environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=name.endswith("html"), undefined=StrictUndefined,
-                                  trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=name.endswith("html"),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
         environment.filters["pipe"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
         write_text(state.folder / name, environment.get_template(f"{name}.j2").render(values))
         written.append(state.folder / name)
@@ -45,8 +72,13 @@ def make_tables(records: list[dict], state: State, tpot_ms: float) -> list[table
     made = [tables.workload_table(records)]
     for pair in tables.pairs(records):
         made += [tables.throughput(records, pair), tables.latency(records, pair)]
-    made += [tables.range_table(records, state), tables.compression(records), tables.operations_table(records),
-             tables.online_table(records, state, tpot_ms), tables.published()]
+    made += [
+        tables.range_table(records, state),
+        tables.compression(records),
+        tables.operations_table(records),
+        tables.online_table(records, state, tpot_ms),
+        tables.published(),
+    ]
     return [t for t in made if t is not None and t.rows]
 
 

@@ -36,8 +36,8 @@ def _short(path: Path) -> Path:
 
 
 def _word_tokenizer(size: int, folder: Path):
-    """Token n is the word `tn`, so that every token of a model with random weights is text, which sglang.bench_serving needs to
-    see that one came, and a text has exactly as many tokens as words."""
+    """Token n is the word `tn`, so that every token of a model with random weights is text, which sglang.bench_serving
+    needs to see that one came, and a text has exactly as many tokens as words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({f"t{n}": n for n in range(size)}, unk_token="t0"))
@@ -60,13 +60,29 @@ def flags(options: Options, mode: Mode) -> list[str]:
     if options.device == "cpu":
         engine = dict(CPU)
     else:
-        engine = dict(dtype="bfloat16", attention_backend=options.attention_backend, cuda_graph_max_bs_decode=512,
-                      disable_prefill_cuda_graph=True)
+        engine = dict(
+            dtype="bfloat16",
+            attention_backend=options.attention_backend,
+            cuda_graph_max_bs_decode=512,
+            disable_prefill_cuda_graph=True,
+        )
     if options.size.model != "reasoner":
         engine["load_format"] = "dummy"
-    return ["--model-path", str(model_path(options)), "--max-total-tokens", str(options.size.pool), "--random-seed", str(options.seed),
-            "--grammar-backend", "none", "--skip-server-warmup", "--incremental-streaming-output", *LOG_FLAGS, *as_flags(engine),
-            *as_flags(mode.engine)]
+    return [
+        "--model-path",
+        str(model_path(options)),
+        "--max-total-tokens",
+        str(options.size.pool),
+        "--random-seed",
+        str(options.seed),
+        "--grammar-backend",
+        "none",
+        "--skip-server-warmup",
+        "--incremental-streaming-output",
+        *LOG_FLAGS,
+        *as_flags(engine),
+        *as_flags(mode.engine),
+    ]
 
 
 class Servers:

@@ -1,4 +1,5 @@
-"""What was measured, in the output folder: one JSON file a unit, written when it is complete, so that a call can end anywhere."""
+"""What was measured, in the output folder: one JSON file a unit, written when it is complete, so that a call can end
+anywhere."""
 
 from __future__ import annotations
 
@@ -22,10 +23,16 @@ class State:
         path, chosen = folder / "options.json", json.loads(json.dumps(chosen))
         if path.exists():
             before = json.loads(path.read_text())
-            changed = [f"{k} was {before.get(k)}, is {chosen.get(k)}" for k in sorted({*before, *chosen}) if before.get(k) != chosen.get(k)]
+            changed = [
+                f"{k} was {before.get(k)}, is {chosen.get(k)}"
+                for k in sorted({*before, *chosen})
+                if before.get(k) != chosen.get(k)
+            ]
             if changed:
-                raise OtherOptions(f"{folder} holds measurements made with other options ({'; '.join(changed)}): give the same, or "
-                                   f"another --out")
+                raise OtherOptions(
+                    f"{folder} holds measurements made with other options ({'; '.join(changed)}): give the same, or "
+                    "another --out"
+                )
         else:
             self.raw.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(chosen, indent=1) + "\n")

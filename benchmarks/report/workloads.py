@@ -1,7 +1,7 @@
 """The paper's workloads by name, shrunk on demand, as prompts and requests.
 
-Counts and maxima are those of the paper's table; lengths come from files (`distributions/`), because neither prompts nor output
-lengths of the paper are published.  Token ids are random: what a token is does not change how long a step takes.
+Counts and maxima are those of the paper's table; lengths come from files (`distributions/`), because neither prompts nor
+output lengths of the paper are published.  Token ids are random: what a token is does not change how long a step takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LEAST_PROMPT, LEAST_OUTPUT = 8, 16  # tokens, however short the lengths are scal
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """parts: (questions, name or path of their lengths).  samples: requests a question.  max_tokens: output tokens at most."""
+    """parts: (questions, name or path of their lengths).  samples: requests a question.  max_tokens: output tokens at
+    most."""
 
     name: str
     parts: tuple[tuple[int, str], ...]
@@ -41,13 +42,16 @@ class Workload:
         return dataclasses.replace(self, parts=((sum(n for n, _ in self.parts), str(path)),))
 
 
-WORKLOADS = {w.name: w for w in (
-    Workload("amc23", ((40, "amc23"),), 32, 16384),
-    Workload("aime24", ((30, "aime24"),), 32, 32768),
-    Workload("livecodebench", ((400, "livecodebench"),), 8, 16384),
-    Workload("mixture", ((1319, "gsm8k"), (40, "amc23")), 4, 16384),
-    Workload("longbench", ((150, "longbench"),), 4, 4096),
-)}
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("amc23", ((40, "amc23"),), 32, 16384),
+        Workload("aime24", ((30, "aime24"),), 32, 32768),
+        Workload("livecodebench", ((400, "livecodebench"),), 8, 16384),
+        Workload("mixture", ((1319, "gsm8k"), (40, "amc23")), 4, 16384),
+        Workload("longbench", ((150, "longbench"),), 4, 4096),
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,9 @@ class Load:
         return [g for g in groups if g]
 
 
-def make_load(workload: Workload, token_ids: range, seed: int = 0, length_scale: float = 1.0, longest: int | None = None) -> Load:
+def make_load(
+    workload: Workload, token_ids: range, seed: int = 0, length_scale: float = 1.0, longest: int | None = None
+) -> Load:
     """The same for every mode.  length_scale: of prompts, outputs and the maximum.  longest: tokens of prompt and output
     together that the model allows; the output's maximum and longer prompts are cut.
 
@@ -119,8 +125,15 @@ def make_load(workload: Workload, token_ids: range, seed: int = 0, length_scale:
 def summary(load: Load) -> dict:
     """Counts and mean lengths, tokens."""
     outputs, prompts = [r.output for r in load.requests], [len(p) for p in load.prompts]
-    return dict(questions=len(prompts), requests=len(outputs), prompt_mean=sum(prompts) / len(prompts), prompt_max=max(prompts),
-                output_mean=sum(outputs) / len(outputs), output_max=max(outputs), output_tokens=sum(outputs))
+    return dict(
+        questions=len(prompts),
+        requests=len(outputs),
+        prompt_mean=sum(prompts) / len(prompts),
+        prompt_max=max(prompts),
+        output_mean=sum(outputs) / len(outputs),
+        output_max=max(outputs),
+        output_tokens=sum(outputs),
+    )
 
 
 def own_lengths(text: str) -> str:

@@ -24,8 +24,29 @@ MODES = ["full", "zipage"]
 
 
 def call(out, *arguments):
-    return subprocess.run([sys.executable, "-m", "benchmarks.report", "--size", "tiny", "--modes", *MODES, "--workloads", "amc23", "--rates", "6",
-                           "--out", str(out), *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.report",
+            "--size",
+            "tiny",
+            "--modes",
+            *MODES,
+            "--workloads",
+            "amc23",
+            "--rates",
+            "6",
+            "--out",
+            str(out),
+            *arguments,
+        ],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +85,21 @@ def test_tokens_and_seconds_add_up(out, report, mode):
     requests, steps = rows(out, record["unit"], "requests"), rows(out, record["unit"], "steps")
     assert record["whole"] and not record["partial"] and record["finished"] == len(requests) == record["load"]["requests"]
     assert record["rate"] * record["seconds"] == pytest.approx(record["output_tokens"])
-    assert record["output_tokens"] == sum(r["tokens"] for r in requests) == sum(r["wanted"] for r in requests) == record["load"]["output_tokens"]
+    assert (
+        record["output_tokens"]
+        == sum(r["tokens"] for r in requests)
+        == sum(r["wanted"] for r in requests)
+        == record["load"]["output_tokens"]
+    )
     assert all(0 <= r["sent"] < r["first"] <= r["last"] <= record["seconds"] + 1e-3 for r in requests)
     # The log counts what the clients counted, but for the first token of each prefill and the first decode step.
     assert record["decode_tokens"] == sum(s["running"] for s in steps) and record["decode_steps"] == len(steps)
     prefilled = len(requests) + record["retractions"]
     assert 0 <= record["output_tokens"] - record["decode_tokens"] <= prefilled + steps[0]["running"] + 1
-    assert record["decode_seconds"] == pytest.approx(sum(s["step_ms"] for s in steps) / 1000) and record["decode_seconds"] <= record["seconds"] + 1
+    assert (
+        record["decode_seconds"] == pytest.approx(sum(s["step_ms"] for s in steps) / 1000)
+        and record["decode_seconds"] <= record["seconds"] + 1
+    )
     assert record["running_peak"] == max(s["running"] for s in steps) and max(s["usage"] for s in steps) <= 1
 
 
@@ -79,16 +108,27 @@ def test_modes_differ_in_compression_alone(out, report):
     full, zipage = (unit(report, "offline", mode) for mode in MODES)
     wanted = lambda record: [(r["question"], r["wanted"]) for r in rows(out, record["unit"], "requests")]
     assert wanted(full) == wanted(zipage)
-    assert zipage["server_flags"].split() == full["server_flags"].split() + ["--enable-zipage", "--zipage-budget", "64", "--zipage-block", "32"]
+    assert zipage["server_flags"].split() == full["server_flags"].split() + [
+        "--enable-zipage",
+        "--zipage-budget",
+        "64",
+        "--zipage-block",
+        "32",
+    ]
     assert zipage["compressions"] > 0 and zipage["evicted_tokens"] == 32 * zipage["compressions"]
     # A request of n > K + b tokens is compressed before the step that would feed token K + b, and every b steps from there.
     least = sum((n - 97) // 32 + 1 for _, n in wanted(zipage) if n > 96)
     assert zipage["compressions"] >= least > 0
     assert "compressions" not in full and (zipage["compress_seconds"] or 0) <= zipage["seconds"]
-    assert max(s["running"] for s in rows(out, zipage["unit"], "steps")) >= max(s["running"] for s in rows(out, full["unit"], "steps")) - 2
+    assert (
+        max(s["running"] for s in rows(out, zipage["unit"], "steps"))
+        >= max(s["running"] for s in rows(out, full["unit"], "steps")) - 2
+    )
     for record in report["records"]:
         origin = record["origin"]
-        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith("CPU")
+        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith(
+            "CPU"
+        )
         assert record["unit"] == "operations" or "--max-total-tokens 1400" in record["server_flags"]
 
 
@@ -97,7 +137,10 @@ def test_ranges_hold_every_step_once(report):
     for mode in MODES:
         record, mine = unit(report, "offline", mode), [r for r in report["tables"]["ranges"] if r["mode"] == mode]
         assert sum(r["share"] for r in mine) == pytest.approx(1)
-        assert (sum(r["steps"] for r in mine), sum(r["tokens"] for r in mine)) == (record["decode_steps"], record["decode_tokens"])
+        assert (sum(r["steps"] for r in mine), sum(r["tokens"] for r in mine)) == (
+            record["decode_steps"],
+            record["decode_tokens"],
+        )
         assert sum(r["seconds"] for r in mine) == pytest.approx(record["decode_seconds"])
         assert all(r["low"] * r["steps"] <= r["tokens"] <= r["high"] * r["steps"] for r in mine)
         assert all(a["high"] + 1 == b["low"] for a, b in itertools.pairwise(mine))
@@ -124,10 +167,25 @@ def test_online_figures_add_up(out, report, mode):
 def test_pages_show_what_the_files_hold(out, report):
     page = ET.parse(out / "report.html").getroot()
     markdown = (out / "report.md").read_text()
-    assert "http://" not in (text := (out / "report.html").read_text()).replace("http://www.w3.org", "") and "https://" not in text
+    assert (
+        "http://" not in (text := (out / "report.html").read_text()).replace("http://www.w3.org", "")
+        and "https://" not in text
+    )
     shown = {t.get("id").removeprefix("table-"): t for t in page.iter(f"{XHTML}table")}
-    assert set(shown) == set(report["tables"]) >= {"workloads", "ranges", "compression", "operations", "online", "published",
-                                                   "throughput-amc23-all", "latency-amc23-all"}
+    assert (
+        set(shown)
+        == set(report["tables"])
+        >= {
+            "workloads",
+            "ranges",
+            "compression",
+            "operations",
+            "online",
+            "published",
+            "throughput-amc23-all",
+            "latency-amc23-all",
+        }
+    )
     for name, data in report["tables"].items():
         with (out / "tables" / f"{name}.csv").open(newline="") as f:
             written = list(csv.reader(f))
@@ -146,8 +204,9 @@ def test_pages_show_what_the_files_hold(out, report):
         assert {f"figures/{name}.svg", f"figures/{name}.csv"} <= links and f"](figures/{name}.svg)" in markdown
         ET.parse(out / "figures" / f"{name}.svg")
         assert (out / "figures" / f"{name}.csv").read_text().count("\n") > 1
-    assert {r["unit"] for r in report["records"]} == {h.get("id").removeprefix("unit-") for h in page.iter(f"{XHTML}h3")
-                                                      if h.get("id").startswith("unit-")}
+    assert {r["unit"] for r in report["records"]} == {
+        h.get("id").removeprefix("unit-") for h in page.iter(f"{XHTML}h3") if h.get("id").startswith("unit-")
+    }
 
 
 def _agrees(cell, value):
@@ -172,7 +231,9 @@ def test_a_call_with_nothing_left_changes_no_number(out, report):
 @pytest.mark.xdist_group("server")
 def test_time_up_and_ctrl_c_keep_what_there_is(url):
     """Long requests, cut off by the clock and then by Ctrl-C; neither leaves anything running in the server."""
-    load = arrange(make_load(WORKLOADS["amc23"].scaled(0.004), range(3, 260), length_scale=1 / 4, longest=4000), "bursts:3:0.5")
+    load = arrange(
+        make_load(WORKLOADS["amc23"].scaled(0.004), range(3, 260), length_scale=1 / 4, longest=4000), "bursts:3:0.5"
+    )
     cut = drive(url, load, 4, stream_interval=4, probes=1)
     assert not cut.interrupted and 4 <= cut.seconds < 8 and 0 < cut.output_tokens < load.output_tokens
     assert sum(bool(r.times) for r in cut.requests) == 1 and all(len(r.times) in (0, r.tokens) for r in cut.requests)
@@ -183,4 +244,6 @@ def test_time_up_and_ctrl_c_keep_what_there_is(url):
     assert stopped.interrupted and stopped.seconds < 10 and 0 < stopped.output_tokens < load.output_tokens
     short = make_load(WORKLOADS["amc23"].scaled(0.004), range(3, 260), length_scale=1 / 512)
     whole = drive(url, short, 60, stream_interval=4, probes=0)
-    assert [r.tokens for r in whole.requests] == [r.output for r in short.requests] and whole.seconds == max(r.last for r in whole.requests)
+    assert [r.tokens for r in whole.requests] == [r.output for r in short.requests] and whole.seconds == max(
+        r.last for r in whole.requests
+    )

@@ -19,8 +19,13 @@ def parse(*argv):
 
 def test_workloads_have_the_papers_counts():
     counts = {name: (sum(n for n, _ in w.parts), w.samples, w.max_tokens) for name, w in WORKLOADS.items()}
-    assert counts == dict(amc23=(40, 32, 16384), aime24=(30, 32, 32768), livecodebench=(400, 8, 16384), mixture=(1359, 4, 16384),
-                          longbench=(150, 4, 4096))
+    assert counts == dict(
+        amc23=(40, 32, 16384),
+        aime24=(30, 32, 32768),
+        livecodebench=(400, 8, 16384),
+        mixture=(1359, 4, 16384),
+        longbench=(150, 4, 4096),
+    )
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -50,7 +55,9 @@ def test_distributions():
     assert statistics.fmean(drawn({"lognormal": {"mean": 700, "sigma": 0.6}})) == pytest.approx(700, rel=0.03)
     values = drawn({"quantiles": [[0, 10], [0.5, 20], [1, 120]]})
     assert (min(values) >= 10, max(values) <= 120) == (True, True)
-    assert statistics.median(values) == pytest.approx(20, rel=0.1) and statistics.fmean(values) == pytest.approx(42.5, rel=0.03)
+    assert statistics.median(values) == pytest.approx(20, rel=0.1) and statistics.fmean(values) == pytest.approx(
+        42.5, rel=0.03
+    )
     assert set(drawn({"samples": [3, 5]})) == {3.0, 5.0}
 
 
@@ -58,12 +65,23 @@ def test_a_trace_is_taken_as_it_is(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("question,prompt,output\na,100,1000\nb,30,2000\na,100,3000\n")
     load = make_load(WORKLOADS["amc23"].with_lengths(str(path)).scaled(0.004), range(9))
-    assert [(len(load.prompts[r.question]), r.output) for r in load.requests] == [(100, 1000), (30, 2000), (100, 3000)] + [(100, 1000), (30, 2000), (100, 3000)][: len(load.requests) - 3]
+    assert [(len(load.prompts[r.question]), r.output) for r in load.requests] == [(100, 1000), (30, 2000), (100, 3000)] + [
+        (100, 1000),
+        (30, 2000),
+        (100, 3000),
+    ][: len(load.requests) - 3]
     assert len(load.prompts) == 2 and load.how == {"mine": "trace mine.csv of 3 requests"}
 
 
-@pytest.mark.parametrize("text", ["{}", '{"how": "x", "prompt": {"gauss": 1}, "output": {"samples": [1]}}', "nothing",
-                                  '{"how": "x", "prompt": {"quantiles": [[0.5, 1], [0, 2]]}, "output": {"samples": [1]}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"how": "x", "prompt": {"gauss": 1}, "output": {"samples": [1]}}',
+        "nothing",
+        '{"how": "x", "prompt": {"quantiles": [[0.5, 1], [0, 2]]}, "output": {"samples": [1]}}',
+    ],
+)
 def test_files_of_lengths_that_make_no_sense(tmp_path, text):
     path = tmp_path / "mine.json"
     path.write_text(text)
@@ -76,7 +94,9 @@ def test_files_of_lengths_that_make_no_sense(tmp_path, text):
 def test_arrivals():
     times = arrivals.times("poisson:4", 20000)
     gaps = [b - a for a, b in zip(times, times[1:])]
-    assert times[0] == 0 and statistics.fmean(gaps) == pytest.approx(0.25, rel=0.03) == pytest.approx(statistics.stdev(gaps), rel=0.03)
+    assert times[0] == 0 and statistics.fmean(gaps) == pytest.approx(0.25, rel=0.03) == pytest.approx(
+        statistics.stdev(gaps), rel=0.03
+    )
     assert arrivals.times("bursts:3:2.5", 7) == [0, 0, 0, 2.5, 2.5, 2.5, 5]
     assert arrivals.times("all", 2) == [0, 0]
     load = make_load(WORKLOADS["amc23"].scaled(0.01), range(9))
@@ -86,16 +106,27 @@ def test_arrivals():
     assert [r.arrival for r in arranged.requests] == sorted(r.arrival for r in arranged.requests)
 
 
-@pytest.mark.parametrize("pattern", ["", "all:1", "poisson", "poisson:0", "poisson:x", "bursts:4", "bursts:0:1", "bursts:4:1:2", "rush"])
+@pytest.mark.parametrize(
+    "pattern", ["", "all:1", "poisson", "poisson:0", "poisson:x", "bursts:4", "bursts:0:1", "bursts:4:1:2", "rush"]
+)
 def test_arrivals_that_make_no_sense(pattern):
     with pytest.raises(ValueError, match="must be `all`"):
         arrivals.times(pattern, 3)
 
 
-@pytest.mark.parametrize("argv, says", [
-    (["--scale", "2"], "--scale must be"), (["--workloads", "amc24"], "none of amc23"), (["--workloads", "amc23@rush"], "arrival pattern"),
-    (["--modes", "fool"], "mode 'fool'"), (["--pool", "0"], "--pool must be positive"), (["--rates", "-1"], "--rates must be"),
-    (["--lengths", "nowhere.csv"], "no file nowhere.csv"), (["--modes", "zipage:budget=8"], "--zipage-")])
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--scale", "2"], "--scale must be"),
+        (["--workloads", "amc24"], "none of amc23"),
+        (["--workloads", "amc23@rush"], "arrival pattern"),
+        (["--modes", "fool"], "mode 'fool'"),
+        (["--pool", "0"], "--pool must be positive"),
+        (["--rates", "-1"], "--rates must be"),
+        (["--lengths", "nowhere.csv"], "no file nowhere.csv"),
+        (["--modes", "zipage:budget=8"], "--zipage-"),
+    ],
+)
 def test_options_that_make_no_sense(argv, says, capsys):
     with pytest.raises(SystemExit):
         parse(*argv)
@@ -105,7 +136,10 @@ def test_options_that_make_no_sense(argv, says, capsys):
 def test_radix_off_is_an_engine_option():
     full, zipage = modes.parse_modes(["full:radix=off", "zipage:radix=off,budget=512"])
     assert (full.config, full.engine) == (None, dict(disable_radix_cache=True))
-    assert zipage.engine == dict(enable_zipage=True, disable_radix_cache=True, zipage_budget=512) and zipage.config.budget == 512
+    assert (
+        zipage.engine == dict(enable_zipage=True, disable_radix_cache=True, zipage_budget=512)
+        and zipage.config.budget == 512
+    )
 
 
 def test_scale_fits_the_time():
@@ -133,7 +167,9 @@ def test_the_first_call_compares_full_kv_with_zipage():
 
 
 def test_a_server_that_is_up_is_used_first():
-    units = [plan.Unit("offline", 2, 10, mode, "amc23") for mode in ("full", "zipage")] + [plan.Unit("offline", 0, 90, "full", "aime24")]
+    units = [plan.Unit("offline", 2, 10, mode, "amc23") for mode in ("full", "zipage")] + [
+        plan.Unit("offline", 0, 90, "full", "aime24")
+    ]
     assert plan.next_unit(units, "zipage", 30, 1000).workload == "aime24"  # the lowest rank first
     assert plan.next_unit(units, "zipage", 30, 100).mode == "zipage"
     assert plan.next_unit(units, None, 30, 100).mode == "full"
@@ -169,8 +205,16 @@ def test_ranges_cover_every_concurrency_once():
 
 
 def _result(**more):
-    return dict({name: 1.0 for name in online.FIGURES}, completed=3, errors=["", "", ""], input_lens=[5, 6, 7], output_lens=[3, 1, 5],
-                ttfts=[0.5, 0.2, 0.1], itls=[[0.01, 0.03], [], [0.05] * 4], **more)
+    return dict(
+        {name: 1.0 for name in online.FIGURES},
+        completed=3,
+        errors=["", "", ""],
+        input_lens=[5, 6, 7],
+        output_lens=[3, 1, 5],
+        ttfts=[0.5, 0.2, 0.1],
+        itls=[[0.01, 0.03], [], [0.05] * 4],
+        **more,
+    )
 
 
 def test_goodput():
@@ -208,7 +252,10 @@ def test_planning_starts_and_writes_nothing(tmp_path, capsys):
     assert report.main(["--size", "0.6b", "--plan", "--limit", "540", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     lines = {line.split()[0]: line.split()[1:] for line in text.splitlines()[2:] if "  " in line}
-    assert lines["operations"][:2] == ["1", "90"] and lines["offline-amc23-all-full"][0] == lines["offline-amc23-all-zipage"][0] == "1"
+    assert (
+        lines["operations"][:2] == ["1", "90"]
+        and lines["offline-amc23-all-full"][0] == lines["offline-amc23-all-zipage"][0] == "1"
+    )
     assert lines["offline-amc23-all-full"][2] == "1280" and "0 of 25 units are done" in text
     assert not (tmp_path / "out").exists()
     assert report.main(["--size", "0.6b", "--plan", "--limit", "120", "--out", str(tmp_path / "out")]) == 0
