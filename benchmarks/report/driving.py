@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 import resource
@@ -106,20 +107,25 @@ async def _drive(url, load: Load, seconds: float, stream_interval: int, probes: 
             if not record.finished:
                 raise RequestFailed(f"a request ended after {record.tokens} of {record.wanted} tokens")
 
+        async def look():
+            state = await asyncio.to_thread(server_state, url)
+            course.samples.append(dict(time=clock(), zipage=state.get("zipage")))
+
         tasks = [asyncio.create_task(one(n)) for n in range(len(load.requests))]
         try:
             while (left := seconds - clock()) > 0 and not all(t.done() for t in tasks):
                 done, _ = await asyncio.wait(tasks, timeout=min(left, SAMPLE_SECONDS), return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
                     task.result()  # raises what the request raised
+                with contextlib.suppress(OSError):  # a busy server may answer late; the next look will do
+                    await look()
                 on_progress(course)
-                state = await asyncio.to_thread(server_state, url)
-                course.samples.append(dict(time=clock(), zipage=state.get("zipage")))
         except asyncio.CancelledError:  # Ctrl-C; asyncio.run would raise KeyboardInterrupt if this went on
             course.interrupted = True
         course.seconds = clock()
         if all(r.finished for r in course.requests):
             course.seconds = max(r.last for r in course.requests)
+        await look()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

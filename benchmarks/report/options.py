@@ -157,7 +157,7 @@ def _options(args) -> Options:
             size,
             modes=texts,
             special=() if args.workloads else size.special,
-            first_modes=tuple(t for t in texts if t in size.first_modes),
+            first_modes=tuple(t for t in texts if t in size.first_modes) or texts[:2],
         )
     modes += parse_modes([mode for *_, mode in size.special], budget=size.budget, block=size.block) if size.special else []
     if args.lengths:
