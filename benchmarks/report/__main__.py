@@ -58,7 +58,7 @@ def run(opts: options.Options, units: list[plan.Unit], state: State, end: float 
     started = [r["server_start_seconds"] for r in state.records().values() if r.get("server_start_seconds")]
     start_seconds = max(started, default=opts.size.start_seconds)
     print(f"{len(units) - len(todo)} of {len(units)} units are done; {_left(todo, None, start_seconds)}", flush=True)
-    with Servers(opts) as servers:
+    with Servers(opts, end) as servers:
         while todo:
             start_seconds = max(servers.started or 0, start_seconds)
             unit = plan.next_unit(todo, servers.mode, start_seconds, end - time.monotonic() if end else float("inf"))

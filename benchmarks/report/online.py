@@ -88,6 +88,8 @@ def measure(
     if not result.exists():
         raise RequestFailed(f"sglang.bench_serving wrote no result:\n{log.read_text(errors='replace')[-2000:]}")
     record, rows = summarize(json.loads(result.read_text().splitlines()[-1]), load)
+    for path in (dataset, result):  # large, and all of them is in the rows
+        path.unlink()
     server_log = server.log_path.read_bytes()[before:].decode(errors="replace")
     record |= dict(client_command=" ".join(["python", *command[1:]]), retractions=timeline.retractions(server_log))
     return record, dict(requests=rows)

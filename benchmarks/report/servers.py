@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.reasoner import MODEL_PATH
 from benchmarks.server import Server
 from benchmarks.shapes import SHAPES, model_folder, token_ids
 
+START_SECONDS = 600  # that a server may take
 LOG_FLAGS = ("--decode-log-interval", "1", "--log-level", "info", "--log-level-http", "warning")
 
 
@@ -88,10 +90,12 @@ def flags(options: Options, mode: Mode) -> list[str]:
 class Servers:
     """One server at a time; `get` starts that of another mode only when it is needed.
 
-    started: s that the latest start took, None before the first."""
+    end: time.monotonic() by which it must be up, None for any.  started: s that the latest start took, None before the first.
+    """
 
-    def __init__(self, options: Options):
-        self.options, self.mode, self.server, self.started = options, None, None, None
+    def __init__(self, options: Options, end: float | None):
+        self.options, self.end = options, end
+        self.mode = self.server = self.started = None
         self.stack = contextlib.ExitStack()
 
     def get(self, mode: Mode) -> Server:
@@ -102,8 +106,10 @@ class Servers:
         progress, start = Progress(mode.text), time.monotonic()
         set_ulimit()  # the server's too
         log = self.options.out / "logs" / f"{slug(mode.text)}-{time.strftime('%Y%m%d-%H%M%S')}.log"
-        server = Server(flags(self.options, mode), log, lambda s, line: progress.show(f"server starting, {s:.0f} s"))
-        self.server = self.stack.enter_context(server)
+        most = START_SECONDS if self.end is None else max(1.0, min(START_SECONDS, self.end - start))
+        starting = lambda s, line: progress.show(f"server starting, {s:.0f} s")
+        self.stack.callback(_shrink, log)
+        self.server = self.stack.enter_context(Server(flags(self.options, mode), log, starting, most))
         self._warm_up()
         self.mode, self.started = mode.text, time.monotonic() - start
         progress.done(f"server ready after {self.started:.0f} s (log: {log})")
@@ -113,7 +119,8 @@ class Servers:
         """What is compiled at the first requests is not measured."""
         ids = token_ids(self.options.size.model)
         prompts = [[ids.start + n] * 8 for n in range(2)]
-        drive(self.server.url, Load(prompts, [Request(n, 8) for n in range(2)], {}), 300, 1, 0)
+        if drive(self.server.url, Load(prompts, [Request(n, 8) for n in range(2)], {}), 300, 1, 0).interrupted:
+            raise KeyboardInterrupt
 
     def stop(self):
         self.stack.close()
@@ -124,6 +131,13 @@ class Servers:
 
     def __exit__(self, *exc):
         self.stop()
+
+
+def _shrink(log: Path):
+    """A line a step adds up."""
+    if log.exists():
+        log.with_name(log.name + ".gz").write_bytes(gzip.compress(log.read_bytes()))
+        log.unlink()
 
 
 def slug(text: str) -> str:
