@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import modes
 from benchmarks.report import __main__ as report
-from benchmarks.report import arrivals, lengths, online, operations, options, plan, tables
+from benchmarks.report import arrivals, lengths, online, operations, options, plan, servers, tables
 from benchmarks.report.state import OtherOptions, State
 from benchmarks.report.workloads import WORKLOADS, make_load
 
@@ -260,3 +260,19 @@ def test_planning_starts_and_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     assert report.main(["--size", "0.6b", "--plan", "--limit", "120", "--out", str(tmp_path / "out")]) == 0
     assert "Do not fit into 120 s at all" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["0.6b", "tiny"])
+def test_texts_have_the_lengths_of_the_load(size, tmp_path):
+    """sglang.bench_serving tokenizes them with the server's tokenizer and takes the lengths from there."""
+    from transformers import AutoTokenizer  # seconds to import
+
+    opts = options.parse(["--size", size, "--out", str(tmp_path), "--online-seconds", "4"], "")
+    unit = next(u for u in plan.make_units(opts) if u.kind == "online")
+    load, tokenizer = plan.load_of(opts, unit), AutoTokenizer.from_pretrained(servers.model_path(opts))
+    for request in load.requests:
+        prompt, answer = (tokenizer.encode(turn["content"]) for turn in online._conversation(opts, load, request)["conversations"])
+        assert prompt == load.prompts[request.question] and len(answer) == request.output
+    # Text grows with every token, or the client would not see that one came.
+    texts = [tokenizer.decode(load.prompts[0][: n + 1]) for n in range(5)]
+    assert all(len(a) < len(b) for a, b in zip(["", *texts], texts))
