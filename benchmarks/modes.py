@@ -1,4 +1,7 @@
-"""What a speed run compares: `full`, `zipage`, or `zipage` with any of its options, `zipage:budget=1024,prefix=compress`."""
+"""What a speed run compares: `full`, `zipage`, or `zipage` with any of its options, `zipage:budget=1024,prefix=compress`.
+
+`radix=off` is an option of both: SGLang's prefix cache is off.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,20 @@ def parse_modes(words: list[str], **defaults) -> list[Mode]:
 
 def _parse(text: str, defaults: dict) -> Mode:
     name, _, options = text.partition(":")
-    if name == "full" and not options:
-        return Mode(text)
+    words = [word for word in options.split(",") if word]
+    engine = dict(disable_radix_cache=True) if "radix=off" in words else {}
+    words = [word for word in words if word != "radix=off"]
+    if name == "full" and not words:
+        return Mode(text, engine=engine)
     if name != "zipage":
-        raise ValueError(f"mode {text!r}: must be `full`, `zipage` or `zipage:option=value,...`")
+        raise ValueError(f"mode {text!r}: must be `full`, `full:radix=off`, `zipage` or `zipage:option=value,...`")
     kinds = {f.name.replace("lam", "lambda"): type(f.default) for f in dataclasses.fields(ZipageConfig)} | {"preset": str}
     given = dict(defaults)
-    for option in filter(None, options.split(",")):
+    for option in words:
         key, equals, value = option.partition("=")
         if key not in kinds or not equals:
             raise ValueError(f"mode {text!r}: {option!r} is not option=value with one of {', '.join(kinds)}")
         given[key] = kinds[key](value)
     own = {key.replace("lambda", "lam"): value for key, value in given.items() if key != "preset"}
     config = ZipageConfig(**{**PRESETS.get(given.get("preset"), {}), **own})
-    return Mode(text, config, dict(enable_zipage=True, **{f"zipage_{key}": value for key, value in given.items()}))
+    return Mode(text, config, dict(enable_zipage=True, **engine, **{f"zipage_{key}": value for key, value in given.items()}))

@@ -26,7 +26,8 @@ def describe() -> dict:
 
 
 def _module() -> str:
-    return sys.argv[0].rsplit("/", 1)[-1].removesuffix(".py")
+    *_, folder, name = ["", *sys.argv[0].split("/")]
+    return folder if name == "__main__.py" else name.removesuffix(".py")
 
 
 def _version(package: str) -> str | None:

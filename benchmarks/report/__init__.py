@@ -1,0 +1,1 @@
+"""`python -m benchmarks.report`: the paper's evaluation on this engine, as one report (docs/report.md)."""
