@@ -1,5 +1,6 @@
 """docs/operating.md says what the code does: series, limits, names of the file's arrays."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def test_the_metrics_table_is_what_is_registered():
     assert rows == [(s.name + ("_total" if s.kind == "counter" else ""), s.kind, s.help) for s in SERIES]
     known = {name for name, _, _ in rows}
     assert set(re.findall(r"zipage:\w+", TEXT)) <= known
+
+
+def test_the_dashboard_shows_every_series_and_no_other():
+    from zipage_patches.telemetry import SERIES
+
+    panels = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())["panels"]
+    queries = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    shown = {re.sub("_(total|bucket)$", "", name) for name in re.findall(r'"zipage\[:_\](\w+)"', queries)}
+    assert shown == {s.name.removeprefix("zipage:") for s in SERIES}
 
 
 def test_limits_of_traces():

@@ -141,6 +141,18 @@ def test_the_recorder_reads_what_the_compression_left(tmp_path, policy):
     assert not recorder.live and ATTRIBUTE not in req.__dict__
 
 
+def test_a_request_of_its_own_policy_has_its_own_config_and_scores(tmp_path):
+    """The table holds scores of others where a request's policy remembers none."""
+    recorder, jobs, compress = traced(tmp_path)
+    req = request("own", 40)
+    req.zipage_config = config_of("recent")
+    compress(0, req)
+    recorder.ended(req)
+    recorder.writer.jobs.join()
+    trace = load(next(tmp_path.iterdir()))
+    assert trace.info["config"]["policy"] == "recent" and trace.scores.size == 0
+
+
 def test_few_requests_at_a_time_and_a_retracted_one_makes_room(tmp_path):
     recorder, jobs, compress = traced(tmp_path, Limits(requests=2))
     reqs = [request(f"r{n}", 40) for n in range(4)]

@@ -12,6 +12,7 @@ import torch
 import zipage_sglang
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
+from zipage_sglang.policies import make_policy
 from zipage_sglang.trace.file import Trace
 from zipage_sglang.trace.writer import Growing, Limits, Writer, file_name
 
@@ -46,7 +47,8 @@ class Recorder:
             growing.complete = False
             return
         try:
-            positions, importance, copied = self._copy(row, start, kept)
+            scored = make_policy(self._config(req)).stores_importance
+            positions, importance, copied = self._copy(row, start, kept, scored)
         except RuntimeError:  # no memory, on either side
             logger.exception("the trace of %s ends early", req.rid)
             growing.complete = False
@@ -70,7 +72,7 @@ class Recorder:
         ids, prompt_len = list(req.origin_input_ids) + list(req.output_ids), len(req.origin_input_ids)
         heads, layers = self.buffers.k_buffers[0].shape[1], len(self.buffers.k_buffers)
         info: dict = dict(
-            rid=str(req.rid), model=self.model, config=dataclasses.asdict(self.config), rank=self.rank,
+            rid=str(req.rid), model=self.model, config=dataclasses.asdict(self._config(req)), rank=self.rank,
             layers=list(range(self.buffers.first_layer, self.buffers.first_layer + layers)),
             kv_heads=list(range(self.buffers.first_kv_head, self.buffers.first_kv_head + heads)),
             finish_reason=req.finished_reason.to_json() if req.finished_reason is not None else None,
@@ -94,10 +96,14 @@ class Recorder:
         if growing is not None:
             self.writer.jobs.put(lambda: self.live.discard(growing))
 
-    def _copy(self, row: int, start: int, kept: int):
+    def _config(self, req) -> ZipageConfig:
+        """The request's own, where it has asked for one (`zipage_sglang.per_request`)."""
+        return getattr(req, "zipage_config", None) or self.config
+
+    def _copy(self, row: int, start: int, kept: int, scored: bool):
         """(positions, importance or None, event or None): on the host once the event has come to pass."""
         slots = self.row_table[row, start:kept].long()
-        stored = self.buffers.importance
+        stored = self.buffers.importance if scored else None
         positions = _to_host(self.buffers.positions[:, slots])
         importance = _to_host(stored[:, slots]) if stored is not None else None
         if not slots.is_cuda:
