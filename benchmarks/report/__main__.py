@@ -103,7 +103,7 @@ def _measure(opts: options.Options, unit: plan.Unit, servers: Servers, end: floa
 
 
 def _patience(unit: plan.Unit, end: float | None) -> float:
-    most = PATIENCE * unit.seconds + 30
+    most = PATIENCE * unit.seconds + 300  # a busy machine takes minutes to import what the client needs
     return max(5.0, min(most, end - time.monotonic())) if end else most
 
 

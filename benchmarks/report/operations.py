@@ -90,7 +90,7 @@ def _of_kernels(data: dict) -> dict:
             operations += [dict(requests=requests, operation=name, ms=ms) for name, ms in sums.items()]
         elif kind == "pipeline" and rest.endswith(".ms"):
             requests = int(rest.partition(".")[0])
-            whole.append(dict(requests=requests, ms=value))
+            whole.append(dict(requests=requests, ms=value / requests))
     return dict(
         shape="36 layers, 32 query and 8 KV heads of 128, bf16, 2,304 candidates to 2,048 (Qwen3-8B)",
         operations=operations,

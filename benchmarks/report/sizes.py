@@ -65,9 +65,9 @@ SIZES = {
     "8b": Size(model="qwen3-8b", **_GPU, start_seconds=45, tokens_per_second=2700, rates=(0.5, 1.0, 2.0), tpot_ms=40),
     "tiny": Size(
         model="reasoner",
-        pool=1400,
-        budget=64,
-        block=32,
+        pool=600,
+        budget=32,
+        block=16,
         modes=("full", "zipage", "zipage:when=pressure"),
         first_modes=("full", "zipage"),
         for_all=(("amc23", "all"),),

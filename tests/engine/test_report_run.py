@@ -90,10 +90,11 @@ def test_tokens_and_seconds_add_up(out, report, mode):
         == record["load"]["output_tokens"]
     )
     assert all(0 <= r["sent"] < r["first"] <= r["last"] <= record["seconds"] + 1e-3 for r in requests)
-    # The log counts what the clients counted, but for the first token of each prefill and the first decode step.
+    # The log counts what the clients counted, but for the first token of each prefill, the first decode step, and the step
+    # that overlap scheduling has launched when a request ends.
     assert record["decode_tokens"] == sum(s["running"] for s in steps) and record["decode_steps"] == len(steps)
     prefilled = len(requests) + record["retractions"]
-    assert 0 <= record["output_tokens"] - record["decode_tokens"] <= prefilled + steps[0]["running"] + 1
+    assert abs(record["output_tokens"] - record["decode_tokens"]) <= prefilled + steps[0]["running"] + 1
     assert (
         record["decode_seconds"] == pytest.approx(sum(s["step_ms"] for s in steps) / 1000)
         and record["decode_seconds"] <= record["seconds"] + 1
@@ -109,25 +110,20 @@ def test_modes_differ_in_compression_alone(out, report):
     assert zipage["server_flags"].split() == full["server_flags"].split() + [
         "--enable-zipage",
         "--zipage-budget",
-        "64",
-        "--zipage-block",
         "32",
+        "--zipage-block",
+        "16",
     ]
-    assert zipage["compressions"] > 0 and zipage["evicted_tokens"] == 32 * zipage["compressions"]
+    assert zipage["compressions"] > 0 and zipage["evicted_tokens"] == 16 * zipage["compressions"]
     # A request of n > K + b tokens is compressed before the step that would feed token K + b, and every b steps from there.
-    least = sum((n - 97) // 32 + 1 for _, n in wanted(zipage) if n > 96)
-    assert zipage["compressions"] >= least > 0
+    least = sum((n - 49) // 16 + 1 for _, n in wanted(zipage) if n > 48)
+    assert zipage["compressions"] >= least > 0 and (zipage["retractions"] or zipage["compressions"] == least)
     assert "compressions" not in full and (zipage["compress_seconds"] or 0) <= zipage["seconds"]
-    assert (
-        max(s["running"] for s in rows(out, zipage["unit"], "steps"))
-        >= max(s["running"] for s in rows(out, full["unit"], "steps")) - 2
-    )
+    assert max(s["usage"] for s in rows(out, full["unit"], "steps")) > 0.8  # the pool is what limits full KV
     for record in report["records"]:
         origin = record["origin"]
-        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith(
-            "CPU"
-        )
-        assert record["unit"] == "operations" or "--max-total-tokens 1400" in record["server_flags"]
+        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith("CPU")
+        assert record["unit"] == "operations" or "--max-total-tokens 600" in record["server_flags"]
 
 
 @pytest.mark.xdist_group("report")
@@ -164,10 +160,11 @@ def test_online_figures_add_up(out, report, mode):
 @pytest.mark.xdist_group("report")
 def test_pages_show_what_the_files_hold(out, report):
     check_pages(out)
-    assert set(report["tables"]) == {"workloads", "ranges", "compression", "operations", "online", "published", "throughput-amc23-all",
-                                     "latency-amc23-all"}
-    assert set(report["figures"]) == {"throughput", "course-amc23-all", "ranges-amc23-all", "latency-amc23-all", "compression", "operations",
-                                      "online", "lengths"}
+    pair = "amc23-all"
+    assert set(report["tables"]) == {
+        "workloads", "ranges", "compression", "operations", "online", "published", f"throughput-{pair}", f"latency-{pair}"}
+    assert set(report["figures"]) == {
+        "throughput", f"course-{pair}", f"ranges-{pair}", f"latency-{pair}", "compression", "operations", "online", "lengths"}
 
 
 @pytest.mark.xdist_group("report")
@@ -178,7 +175,7 @@ def test_a_call_with_nothing_left_changes_no_number(out, report):
     assert {p: p.stat().st_mtime_ns for p in (out / "raw").iterdir()} == before
     assert json.loads((out / "report.json").read_text()) == report
     other = call(out, "--pool", "9999", "--render")
-    assert other.returncode == 1 and "pool was 1400, is 9999" in other.stderr
+    assert other.returncode == 1 and "pool was 600, is 9999" in other.stderr
 
 
 @pytest.mark.xdist_group("server")
