@@ -122,7 +122,9 @@ def test_modes_differ_in_compression_alone(out, report):
     assert max(s["usage"] for s in rows(out, full["unit"], "steps")) > 0.8  # the pool is what limits full KV
     for record in report["records"]:
         origin = record["origin"]
-        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith("CPU")
+        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith(
+            "CPU"
+        )
         assert record["unit"] == "operations" or "--max-total-tokens 600" in record["server_flags"]
 
 
@@ -162,9 +164,25 @@ def test_pages_show_what_the_files_hold(out, report):
     check_pages(out)
     pair = "amc23-all"
     assert set(report["tables"]) == {
-        "workloads", "ranges", "compression", "operations", "online", "published", f"throughput-{pair}", f"latency-{pair}"}
+        "workloads",
+        "ranges",
+        "compression",
+        "operations",
+        "online",
+        "published",
+        f"throughput-{pair}",
+        f"latency-{pair}",
+    }
     assert set(report["figures"]) == {
-        "throughput", f"course-{pair}", f"ranges-{pair}", f"latency-{pair}", "compression", "operations", "online", "lengths"}
+        "throughput",
+        f"course-{pair}",
+        f"ranges-{pair}",
+        f"latency-{pair}",
+        "compression",
+        "operations",
+        "online",
+        "lengths",
+    }
 
 
 @pytest.mark.xdist_group("report")
