@@ -90,7 +90,8 @@ def flags(options: Options, mode: Mode) -> list[str]:
 class Servers:
     """One server at a time; `get` starts that of another mode only when it is needed.
 
-    end: time.monotonic() by which it must be up, None for any.  started: s that the latest start took, None before the first.
+    end: time.monotonic() by which it must be up, None for any.  started: s that the latest start took, None before the
+    first.
     """
 
     def __init__(self, options: Options, end: float | None):

@@ -122,7 +122,9 @@ def test_modes_differ_in_compression_alone(out, report):
     assert max(s["usage"] for s in rows(out, full["unit"], "steps")) > 0.8  # the pool is what limits full KV
     for record in report["records"]:
         origin = record["origin"]
-        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith("CPU")
+        assert origin["command"].startswith("python -m benchmarks.report --size tiny") and origin["device"].startswith(
+            "CPU"
+        )
         assert record["unit"] == "operations" or "--max-total-tokens 600" in record["server_flags"]
 
 
@@ -162,9 +164,25 @@ def test_pages_show_what_the_files_hold(out, report):
     check_pages(out)
     pair = "amc23-all"
     assert set(report["tables"]) == {
-        "workloads", "ranges", "compression", "operations", "online", "published", f"throughput-{pair}", f"latency-{pair}"}
+        "workloads",
+        "ranges",
+        "compression",
+        "operations",
+        "online",
+        "published",
+        f"throughput-{pair}",
+        f"latency-{pair}",
+    }
     assert set(report["figures"]) == {
-        "throughput", f"course-{pair}", f"ranges-{pair}", f"latency-{pair}", "compression", "operations", "online", "lengths"}
+        "throughput",
+        f"course-{pair}",
+        f"ranges-{pair}",
+        f"latency-{pair}",
+        "compression",
+        "operations",
+        "online",
+        "lengths",
+    }
 
 
 @pytest.mark.xdist_group("report")
@@ -188,9 +206,14 @@ def test_time_up_and_ctrl_c_keep_what_there_is(url):
     assert not cut.interrupted and 4 <= cut.seconds < 8 and 0 < cut.output_tokens < load.output_tokens
     assert sum(bool(r.times) for r in cut.requests) == 1 and all(len(r.times) in (0, r.tokens) for r in cut.requests)
     assert cut.samples[0]["zipage"]["steps"] < cut.samples[-1]["zipage"]["steps"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as on a terminal
     timer = threading.Timer(2, signal.raise_signal, [signal.SIGINT])
     timer.start()
-    stopped = drive(url, load, 60, stream_interval=4, probes=1)
+    try:
+        stopped = drive(url, load, 60, stream_interval=4, probes=1)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
     assert stopped.interrupted and stopped.seconds < 10 and 0 < stopped.output_tokens < load.output_tokens
     short = make_load(WORKLOADS["amc23"].scaled(0.004), range(3, 260), length_scale=1 / 512)
     whole = drive(url, short, 60, stream_interval=4, probes=0)

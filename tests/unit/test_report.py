@@ -271,7 +271,9 @@ def test_texts_have_the_lengths_of_the_load(size, tmp_path):
     unit = next(u for u in plan.make_units(opts) if u.kind == "online")
     load, tokenizer = plan.load_of(opts, unit), AutoTokenizer.from_pretrained(servers.model_path(opts))
     for request in load.requests:
-        prompt, answer = (tokenizer.encode(turn["content"]) for turn in online._conversation(opts, load, request)["conversations"])
+        prompt, answer = (
+            tokenizer.encode(turn["content"]) for turn in online._conversation(opts, load, request)["conversations"]
+        )
         assert prompt == load.prompts[request.question] and len(answer) == request.output
     # Text grows with every token, or the client would not see that one came.
     texts = [tokenizer.decode(load.prompts[0][: n + 1]) for n in range(5)]

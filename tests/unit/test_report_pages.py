@@ -1,4 +1,5 @@
-"""The report's pages and figures from records, without an engine: a few requests and a log, written as a run writes them."""
+"""The report's pages and figures from records, without an engine: a few requests and a log, written as a run writes
+them."""
 
 import dataclasses
 import json
@@ -14,11 +15,21 @@ from benchmarks.report.arrivals import arrange
 from benchmarks.report.driving import Course, Sent
 from benchmarks.report.state import State
 
-STEP = ("[t] Decode batch, #running-req: {n}, #token: {held}, token usage: {usage:.2f}, gen throughput (token/s): {rate:.2f}, "
-        "#queue-req: {queue}\n")
-LOG = "".join(STEP.format(n=n, held=40 * n, usage=n / 30, rate=n / (0.01 + 0.001 * n), queue=30 - n) for n in [5, *range(1, 25)] * 4)
-OPERATIONS = dict(partial=False, client_command="none", failures=[], shape="no shape", whole=[dict(requests=1, ms=3.5)],
-                  operations=[dict(requests=1, operation="select", ms=1.0), dict(requests=1, operation="compact", ms=2.0)])
+STEP = (
+    "[t] Decode batch, #running-req: {n}, #token: {held}, token usage: {usage:.2f}, gen throughput (token/s): {rate:.2f}, "
+    "#queue-req: {queue}\n"
+)
+LOG = "".join(
+    STEP.format(n=n, held=40 * n, usage=n / 30, rate=n / (0.01 + 0.001 * n), queue=30 - n) for n in [5, *range(1, 25)] * 4
+)
+OPERATIONS = dict(
+    partial=False,
+    client_command="none",
+    failures=[],
+    shape="no shape",
+    whole=[dict(requests=1, ms=3.5)],
+    operations=[dict(requests=1, operation="select", ms=1.0), dict(requests=1, operation="compact", ms=2.0)],
+)
 
 
 class Servers:
@@ -27,8 +38,20 @@ class Servers:
 
 def counters(n, mode):
     """The plugin's, after n compressions."""
-    return dict(steps=10 * n, compressions=n, evicted_tokens=32 * n, retractions=0, compress_seconds=n / 10, host_seconds=n / 5,
-                gpu_seconds=n / 20, buffer_bytes=2**20) if mode.config else None
+    return (
+        dict(
+            steps=10 * n,
+            compressions=n,
+            evicted_tokens=32 * n,
+            retractions=0,
+            compress_seconds=n / 10,
+            host_seconds=n / 5,
+            gpu_seconds=n / 20,
+            buffer_bytes=2**20,
+        )
+        if mode.config
+        else None
+    )
 
 
 def write(state, opts, unit, share=1.0):
@@ -39,13 +62,22 @@ def write(state, opts, unit, share=1.0):
         load = plan.load_of(opts, unit)
         n, tokens = len(load.requests), [r.output for r in load.requests]
         result = dict.fromkeys(online.FIGURES, 4.0) | dict(
-            completed=n, errors=[""] * n, input_lens=[9] * n, output_lens=tokens, ttfts=[0.1] * n, itls=[[0.05] * (t - 1) for t in tokens])
+            completed=n,
+            errors=[""] * n,
+            input_lens=[9] * n,
+            output_lens=tokens,
+            ttfts=[0.1] * n,
+            itls=[[0.05] * (t - 1) for t in tokens],
+        )
         record, rows = online.summarize(result, load)
         record, rows = record | dict(client_command="none", retractions=0), dict(requests=rows)
     else:
         load, mode = arrange(plan.load_of(opts, unit), unit.arrivals), opts.modes[unit.mode]
         tokens = [int(share * r.output) for r in load.requests]
-        requests = [Sent(r.question, 8, r.output, r.arrival, r.arrival + 1, r.arrival + 1 + t / 20, t) for r, t in zip(load.requests, tokens)]
+        requests = [
+            Sent(r.question, 8, r.output, r.arrival, r.arrival + 1, r.arrival + 1 + t / 20, t)
+            for r, t in zip(load.requests, tokens)
+        ]
         samples = [dict(time=5.0 * n, zipage=counters(5 * n, mode)) for n in range(3)]
         course, steps = Course(requests, 30.0, samples, interrupted=share < 1), timeline.read_steps(LOG)
         record = offline.summarize(opts, mode, load, course, steps, LOG)
@@ -73,7 +105,11 @@ def test_everything(opts):
     assert zipage["rate"] * 30 == pytest.approx(zipage["output_tokens"])
     for row in report["tables"]["compression"]:
         assert row["compression_seconds"] + row["other_seconds"] == pytest.approx(30)
-        assert (row["compressions"], row["device_ms"], row["compression_share"]) == (10, pytest.approx(50), pytest.approx(0.5 / 30))
+        assert (row["compressions"], row["device_ms"], row["compression_share"]) == (
+            10,
+            pytest.approx(50),
+            pytest.approx(0.5 / 30),
+        )
     assert [r["share"] for r in report["tables"]["operations"]] == [pytest.approx(1 / 3), pytest.approx(2 / 3), None]
 
 
