@@ -78,7 +78,7 @@ class Engine(Protocol):
 class Stats:
     """Totals since the start, for /server_info and the benchmarks.
 
-    host_seconds: the scheduler's time in this package, compress_seconds of it for compressions; one step per decode step.
+    host_seconds: the scheduler's time in this package, compress_seconds of it for compressions.  steps: passes with requests running.
     held_back_seconds: time that retracted requests waited, added when they decode again.
     """
 
@@ -138,7 +138,7 @@ class Manager:
         if stuck or late:
             self._leave(batch, stuck, late)
         stats = self.stats
-        stats.steps += 1
+        stats.steps += bool(batch.reqs)
         stats.peak_running = max(stats.peak_running, len(batch.reqs))
         stats.host_seconds += time.perf_counter() - started
 
