@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import ceiling, timeline
+from benchmarks import timeline
 from benchmarks.measures import percentile
 from benchmarks.modes import Mode
 from benchmarks.progress import Progress
