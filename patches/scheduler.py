@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
 from zipage_patches import active, install, refusals
-from zipage_patches.compat import batches, ranks
+from zipage_patches.compat import arguments, batches, ranks
 from zipage_patches.engine import SGLangEngine
 from zipage_patches.telemetry import Metrics
 from zipage_sglang import invariants
@@ -38,7 +38,8 @@ def scheduler_init(original, scheduler, server_args, *args, **kwargs):
         active.metrics = Metrics(manager, scheduler.metrics_collector.labels)
     if server_args.zipage_trace:
         folder, rows = Path(server_args.zipage_trace), engine.row_pool.req_to_token
-        active.recorder = Recorder(folder, active.config, active.runtime.buffers, rows, server_args.served_model_name,
+        model = arguments.resolved(server_args).served_model_name
+        active.recorder = Recorder(folder, active.config, active.runtime.buffers, rows, model,
                                    ranks.tensor_parallel(scheduler).tp_rank)
     _say_what_fits(scheduler)
     return None

@@ -56,8 +56,7 @@ def setting_of(model: str, memory_gib: float, flags: list[str], weights_gib: flo
     own = [] if "--device" in flags else ["--device", "cuda"]
     if not any(flag.startswith("--attention-backend") for flag in flags) and own:
         own += ["--attention-backend", "flashinfer"]  # chosen by the GPU that is there otherwise
-    with folder_of(model) as folder, mock.patch("sglang.srt.server_args.get_device_memory_capacity",
-                                                return_value=memory_gib * 1024):
+    with folder_of(model) as folder, mock.patch(arguments.MEMORY_CAPACITY, return_value=memory_gib * 1024):
         # First, because SGLang's own checks of hybrid models want to see a GPU.
         refusals.check_model(ModelConfig(str(folder), trust_remote_code="--trust-remote-code" in flags))
         args = prepare_server_args(["--model-path", str(folder), *own, "--enable-zipage", *flags])

@@ -10,6 +10,10 @@ from sglang.srt.server_args import ServerArgs
 RESOLVES_ASIDE = hasattr(ServerArgs, "resolve_once")
 CLASS_KEYWORDS = {"dict": True} if RESOLVES_ASIDE else {}  # of the statement of a subclass
 
+# Where the resolution of a GPU's arguments reads its memory; `sizing` says another figure there.
+_CAPACITY = "get_device_memory_capacity"
+MEMORY_CAPACITY = f"sglang.srt.{'arg_groups.memory_hook' if RESOLVES_ASIDE else 'server_args'}.{_CAPACITY}"
+
 
 def with_fields(cls: type) -> type:
     """Decorator of a subclass that adds fields."""
