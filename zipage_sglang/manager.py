@@ -78,7 +78,8 @@ class Engine(Protocol):
 class Stats:
     """Totals since the start, for /server_info and the benchmarks.
 
-    host_seconds: the scheduler's time in this package, compress_seconds of it for compressions.  steps: passes with requests running.
+    steps: passes with requests running.  host_seconds: the scheduler's time in this package, compress_seconds of it for
+    compressions.
     held_back_seconds: time that retracted requests waited, added when they decode again.
     """
 

@@ -12,6 +12,7 @@ from benchmarks.report.driving import Course, drive
 from benchmarks.report.options import Options
 from benchmarks.server import Server
 from benchmarks.throughput import plugin_cost, token_gaps
+from zipage_sglang.sizing import ceiling
 
 COUNTERS = ("steps", "compressions", "evicted_tokens", "retractions", "compress_seconds", "host_seconds", "gpu_seconds")
 PROMPT_STEPS = 3  # decode lines that a load must leave in the log to be summed up
