@@ -19,6 +19,8 @@ from benchmarks.report.workloads import WORKLOADS, make_load
 
 pytest.importorskip("matplotlib")
 MODES = ["full", "zipage"]
+# Two servers, one after the other: minutes.  tests/unit/test_report*.py check the same pages on written results.
+pytestmark = pytest.mark.full
 
 
 def call(out, *arguments):
