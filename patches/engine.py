@@ -20,6 +20,7 @@ from zipage_sglang.config import ZipageConfig
 from zipage_sglang.manager import Compression
 from zipage_sglang.per_request import InvalidSettings, request_config
 from zipage_sglang.pressure import Gain, Shortage
+from zipage_sglang.sizing.memory import what_fits
 from zipage_sglang.state import RequestState
 
 
@@ -126,7 +127,7 @@ class SGLangEngine:
 
     def concurrency_bound(self) -> int:
         """Requests that fit the pool at any length, their prompts not counted."""
-        return self.pool_size // (self.config.cap + self.page_size)
+        return what_fits(self.config, self.pool_size, self.page_size, self.scheduler.model_config.context_len).bounded
 
     # --- slots and rows ----------------------------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ def get_internal_state(result, scheduler, recv_req):
             "gpu_seconds": manager.compressor.seconds,
             "compressed": manager.compressed,
             "held_back": manager.engine.held_back(),
+            "parked_now": len(manager.parked),
             "beyond_bound": len(manager.over),
             "concurrency_bound": manager.engine.concurrency_bound(),
             "query_slots": manager.runtime.slots,

@@ -75,7 +75,8 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
         "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); "
-        "others wait for a slot, with their KV. 0: four times as many as are expected. Default 0."), NS("memory")] = None
+        "others wait for a slot, with their KV. 0: four times as many as are expected, and one each where rows grow on "
+        "(--zipage-when pressure). Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
     zipage_max_budget: A[Optional[int], _memory(

@@ -30,7 +30,7 @@ class ZipageConfig:
     the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
-    are expected, with a margin.  max_compress: compressions a step, 0: no limit.
+    are expected, with a margin (one each under `pressure`).  max_compress: compressions a step, 0: no limit.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
     Raises ValueError (naming the flag) for values that cannot work.

@@ -129,7 +129,7 @@ class Manager:
         started = time.perf_counter()
         due, near = self._look(batch)
         if self.over:
-            due = self._needed(batch)
+            due = self._needed(batch, near)
         stuck, late = [], []
         if due:
             due, late = self._limit(due)
@@ -254,8 +254,11 @@ class Manager:
         near.sort(key=lambda item: item[0])
         return due, near
 
-    def _needed(self, batch):
-        """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure."""
+    def _needed(self, batch, near):
+        """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure.
+
+        They hold query slots that `near` and parked requests may need.
+        """
         engine = self.engine
         self.over = [(req, state) for req, state in self.over
                      if state.over and engine.holds_kv(req) and engine.state(req) is state]
@@ -263,7 +266,9 @@ class Manager:
         rows = sorted((row for row in rows if row[0] is not None), key=lambda row: (-engine.kv_len(row[1]), row[0]))
         if not rows:
             return []
-        shortage = engine.shortage(batch)
+        waiting = [state for _, _, state in near] + [item.state for item in self.parked]
+        slots = sum(state.slot == NO_SLOT for state in waiting) - len(self.free_slots)
+        shortage = engine.shortage(batch)._replace(query_slots=slots)
         if not shortage:
             return []
         return sorted(rows[: pressure.victims([engine.gain(req) for _, req, _ in rows], shortage)], key=lambda row: row[0])

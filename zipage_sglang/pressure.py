@@ -1,4 +1,4 @@
-"""How many rows to compress when memory is short, and none when it is not: pure functions of integers."""
+"""How many rows to compress when memory or query slots are short, and none when they are not: pure functions of integers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import NamedTuple
 
 
 class Shortage(NamedTuple):
-    """KV slots that are missing, 0 or less where none are.
+    """What is missing, 0 or less where nothing is; in KV slots but for the last.
 
     now: for the tokens of the next decode step.  admission: for the first waiting request, on top of what running requests have
     reserved; None when nobody waits, or when memory is not what keeps it waiting.  free: slots to be had.
+    query_slots: of requests that come near their trigger, and that rows beyond theirs hold.
     """
 
     now: int
     admission: int | None
     free: int = 1 << 40
+    query_slots: int = 0
 
     def __bool__(self) -> bool:
-        return self.now > 0 or (self.admission or 0) > 0
+        return self.now > 0 or (self.admission or 0) > 0 or self.query_slots > 0
 
 
 class Gain(NamedTuple):
@@ -32,15 +34,17 @@ class Gain(NamedTuple):
 def victims(gains: list[Gain], shortage: Shortage) -> int:
     """How many of the first rows to compress (gains in the order of preference).
 
-    What is missing now is found at any price.  For a waiting request nobody loses tokens in vain: rows are compressed only if
-    they make room for all of it.  Rows of one step give back after all of them have taken, so what does not fit comes a step
-    later.
+    What is missing now is found at any price, query slots (one a row) included.  For a waiting request nobody loses tokens in
+    vain: rows are compressed only if they make room for all of it.  Rows of one step give back after all of them have taken,
+    so what does not fit comes a step later.
     """
     now, admission = shortage.now, shortage.admission or 0
     if sum(max(gain.admission, 0) for gain in gains) < admission:
         admission = 0
     count, free = 0, shortage.free
-    while count < len(gains) and (now > 0 or (admission > 0 and gains[count].admission > 0)):
+    while count < len(gains) and (
+        now > 0 or count < shortage.query_slots or (admission > 0 and gains[count].admission > 0)
+    ):
         gain = gains[count]
         free -= gain.takes
         if count and free < 0:

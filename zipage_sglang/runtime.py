@@ -67,8 +67,9 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
 
 
 def slot_share(config: ZipageConfig) -> float:
-    """Of the requests that fit the pool, those that have a query slot each."""
-    return min(1.0, MARGIN * config.window / config.block)
+    """Of the requests that fit the pool, those that have a query slot each: under `pressure` all, since rows keep theirs as long
+    as they grow beyond their trigger."""
+    return 1.0 if config.when == "pressure" else min(1.0, MARGIN * config.window / config.block)
 
 
 def buffer_bytes(shape: ModelShape, window: int, kv_slots: int, query_slots: int, max_batch: int, itemsize: int,

@@ -392,3 +392,20 @@ def test_a_parked_request_that_is_aborted_comes_back_to_end_without_a_slot():
     machine.decode(1)
     assert parked.req.over and not machine.manager.parked and len(machine.batch.reqs) == 3
 
+
+
+def test_rows_that_grow_on_do_not_keep_query_slots_from_others():
+    """Under `pressure` a row beyond its trigger holds its slot as long as there is room; three of them hold all there are."""
+    machine = PressureMachine()
+    machine.batch.reqs = [Request(5, 0) for _ in range(8)]
+    everybody = list(machine.batch.reqs)
+    machine.decode(150)
+    assert min(req.decoded for req in everybody) > 75
+    assert machine.manager.stats.compressions >= 5 and not machine.engine.retracted
+
+
+def test_rows_grow_on_as_long_as_there_is_a_slot_for_everybody():
+    machine = PressureMachine()
+    machine.batch.reqs = [Request(5, 0) for _ in range(3)]
+    machine.decode(100)
+    assert [req.decoded for req in machine.batch.reqs] == [100] * 3 and machine.manager.stats.compressions == 0

@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zipage_sglang.config import ZipageConfig
 from zipage_sglang.plan import RowPlan, ceil_page, copy_out_slots, fits_alone, fits_whole, floor_page, plan_row, trigger_len
+from zipage_sglang.runtime import default_query_slots
 
 
 def test_trigger_waits_for_a_window_after_a_long_prefill():
@@ -69,3 +71,11 @@ def test_a_request_without_a_bound_fits_again_after_a_retraction(page, pages, pr
         assert fits_whole(prompt + done, max_new - done, page, pool)
         # and SGLang's own gate then lets it in
         assert prompt + done + (max_new - done) + page < pool
+
+
+def test_query_slots():
+    """132 requests that hold cap - w tokens or more fit a pool of 300,000; one in 16 of them is near its trigger."""
+    slots = lambda pool=300_000, running=4096, **settings: default_query_slots(ZipageConfig(**settings), pool, running)
+    assert (slots(), slots(when="pressure"), slots(query_slots=7), slots(query_slots=999)) == (38, 133, 7, 133)
+    assert (slots(running=20), slots(running=3), slots(pool=10)) == (9, 3, 2)
+    assert slots(block=16) == 148  # w = b: everybody is near, always

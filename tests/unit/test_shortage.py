@@ -44,3 +44,10 @@ def test_enough_and_no_more(rows, now, admission):
         fewer = taken[:-1]
         possible = sum(max(g.admission, 0) for g in rows) >= (admission or 0)
         assert sum(g.now for g in fewer) < now or possible and sum(g.admission for g in fewer) < (admission or 0)
+
+
+def test_a_row_for_each_query_slot_that_is_missing():
+    rows = [Gain(100, 60, takes=10)] * 4
+    assert [victims(rows, Shortage(-5, None, query_slots=n)) for n in (-2, 0, 1, 3, 9)] == [0, 0, 1, 3, 4]
+    assert victims(rows, Shortage(-5, None, free=15, query_slots=3)) == 1, "what does not fit comes a step later"
+    assert Shortage(-5, None, query_slots=1) and not Shortage(-5, None, query_slots=-1)
