@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 
-import torch
-
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, ScheduleBatch
 from sglang.srt.sampling.penaltylib import BatchedPenalizerOrchestrator
 from zipage_patches import active, admission
@@ -47,23 +45,34 @@ def _own_penalties(penalties, batch) -> BatchedPenalizerOrchestrator:
     return own
 
 
-def _count_missed(place: Place):
-    """Penalties count the last known token of a request when its next step is prepared: a step that it sat out included."""
-    req, penalties = place.batch.reqs[0], place.batch.sampling_info.penalizer_orchestrator
-    if penalties.is_required:
-        tokens = [*req.origin_input_ids[-1:], *req.output_ids]
-        for token in tokens[place.known : len(req.output_ids)]:
-            penalties.cumulate_output_tokens(torch.tensor([token], device=place.batch.device))
+def _count_one_behind(batch, late: list):
+    """Before a step that overlaps another, penalties count the last known token: the one before the last, which is in flight.
+    Requests that sat out a step have all their tokens known, so their first count is put one back, or the last token would count
+    twice and the one before it never."""
+    penalties = batch.sampling_info.penalizer_orchestrator
+    if not late or not penalties.is_required:
+        return
+    count = penalties.cumulate_output_tokens  # maybe one that still waits for a decode step, with requests of its own
+
+    def once(tokens):
+        penalties.__dict__.pop("cumulate_output_tokens", None)
+        tokens = tokens.clone()
+        for i, req in enumerate(penalties.reqs()):
+            if req in late:
+                tokens[i] = [*req.origin_input_ids[-1:], *req.output_ids][-2]
+        count(tokens)
+
+    penalties.cumulate_output_tokens = once
 
 
 def merge_back(running, places: list[Place]):
     """The running batch with the parked requests behind its own; a new one if it had none."""
     for place in places:
-        _count_missed(place)
         if running.is_empty():
             running = place.batch
         else:
             running.merge_batch(place.batch)
+    _count_one_behind(running, [req for p in places for req in p.batch.reqs if len(req.output_ids) > p.known])
     return running
 
 
