@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from http import HTTPStatus
 from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -100,7 +99,8 @@ def _abort_unschedulable(scheduler, manager):
     for req, message in reasons:
         if not message:
             continue
-        reason = {"type": "abort", "status_code": HTTPStatus.INSUFFICIENT_STORAGE, "message": message}
+        # Without a status code: one would end the whole batch of an `Engine.generate` with an exception.
+        reason = {"type": "abort", "message": message}
         batches.send_abort(scheduler, AbortReq(finished_reason=reason, rid=req.rid), req)
         logger.warning("request %s aborted: %s", req.rid, message)
     if doomed:
