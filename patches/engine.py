@@ -208,11 +208,12 @@ class SGLangEngine:
     def publish(self, batch, work: list[Compression]):
         """Shorten rows, return pages, and let the same pass admit into them."""
         if active.recorder is not None:
+            slots = [active.recorder.slots(self.row(item.req), item.state.start, item.plan.kept) for item in work]
             with self.forward_stream():
-                for item in work:
-                    state, plan = item.state, item.plan
-                    active.recorder.compressed(item.req, self.row(item.req), state.start, plan.kept,
-                                               plan.kv_len + state.evicted, first=not state.compressed)
+                for item, kept in zip(work, slots):
+                    state = item.state
+                    active.recorder.compressed(item.req, kept, state.start, item.plan.kv_len + state.evicted,
+                                               first=not state.compressed)
         lens = batch.seq_lens_cpu.clone()
         for item in work:
             req, plan = item.req, item.plan

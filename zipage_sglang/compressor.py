@@ -32,8 +32,8 @@ def most_candidates(config: ZipageConfig) -> int:
 
 
 class Job(NamedTuple):
-    """One request's compression.  row: its row of SGLang's row table; query_rows: w rows of the query cache; config: the
-    request's, None for the compressor's; the others: see `CompressionBatch`."""
+    """One request's compression.  row: its row of SGLang's row table, -1: of none, so that only slot 0 is read and written;
+    query_rows: w rows of the query cache; config: the request's, None: the compressor's; the others: see `CompressionBatch`."""
 
     row: int
     kv_len: int
@@ -47,6 +47,13 @@ class Job(NamedTuple):
 
 
 NUMBERS = len(Job._fields) - 2  # fields that are one integer
+
+
+class Rows(NamedTuple):
+    """Jobs that are compressed together, and their rows: table, int32 [R, longest kv_len]."""
+
+    jobs: list[Job]
+    table: torch.Tensor
 
 
 class Compressor:
@@ -64,7 +71,7 @@ class Compressor:
         self.seconds = 0.0
         self._timers: deque = deque()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._inputs: dict[int, torch.Tensor] = {}
+        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of each graph: `_pack`, and the rows
         self._alive: list = []  # other memory outside their pool that the graphs refer to
 
     def warm_up(self, graphs: bool):
@@ -95,35 +102,52 @@ class Compressor:
             inputs = self._pack([self._padding()] * size).to(self.device)
             width, budget = self.row_table.shape[1], self.config.budget
             rows = torch.zeros(size, width, dtype=torch.int64, device=self.device)
+            table = torch.zeros(size, width, dtype=torch.int32, device=self.device)
             worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, [0] * self.config.window)
 
-            def run(inputs=inputs, rows=rows, jobs=[worst] * size):
-                self._run(jobs, inputs, rows, self.config)
+            def run(inputs=inputs, table=table, rows=rows, jobs=[worst] * size):
+                self._run(jobs, inputs, table, rows, self.config)
 
             with torch.cuda.stream(stream):
                 run()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 run()
-            self._graphs[size], self._inputs[size] = graph, inputs
+            self._graphs[size], self._inputs[size] = graph, (inputs, table)
             self._alive.append(rows)
         self._alive += [layer_table(b) for b in (self.buffers.k_buffers, self.buffers.v_buffers)]
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
-    def run(self, jobs: list[Job]):
-        """Compresses the jobs' rows, as `pipeline.compress` does, on the current stream."""
+    def snapshot(self, jobs: list[Job]) -> list[Rows]:
+        """The jobs' rows as they are on the current stream, group by group.
+
+        A compression waits behind the step in flight.  Before it begins, the next step's plan has written new slots into the
+        shortened rows, on a stream of its own, or has handed a row to another request: rows are read before that.
+        """
+        groups = self._groups(jobs)
+        index = torch.tensor([max(0, job.row) for some in groups for job in some], pin_memory=self.device.type == "cuda")
+        indices = index.to(self.device, non_blocking=True).split([len(some) for some in groups])
+        return [Rows(some, self.row_table[:, : max(job.kv_len for job in some)].index_select(0, rows))
+                for some, rows in zip(groups, indices)]
+
+    def run(self, jobs: list[Job], snapshot: list[Rows] | None = None):
+        """Compresses the jobs' rows, as `pipeline.compress` does, on the current stream.  snapshot: of these jobs; by default
+        one is taken now."""
         self._drain()
         timer = self._start()
-        for some in self._groups(jobs):
+        for some, table in self.snapshot(jobs) if snapshot is None else snapshot:
+            if table.is_cuda:
+                table.record_stream(torch.cuda.current_stream(self.device))
             size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
             config = some[0].config or self.config
             if size in self._graphs and config == self.config and all(self._steady(job) for job in some):
-                some = some + [self._padding()] * (size - len(some))
-                self._inputs[size].copy_(self._pack(some), non_blocking=True)
+                inputs, rows = self._inputs[size]
+                rows[: len(some), : table.shape[1]].copy_(table, non_blocking=True)
+                inputs.copy_(self._pack(some + [self._padding()] * (size - len(some))), non_blocking=True)
                 self._graphs[size].replay()
             else:
                 rows = torch.empty(len(some), max(j.kv_len for j in some), dtype=torch.int64, device=self.device)
-                self._run(some, self._pack(some).to(self.device, non_blocking=True), rows, config)
+                self._run(some, self._pack(some).to(self.device, non_blocking=True), table, rows, config)
         self._stop(timer)
 
     def _groups(self, jobs: list[Job]) -> list[list[Job]]:
@@ -145,12 +169,13 @@ class Compressor:
             groups[-1].append(job)
         return groups
 
-    def _run(self, jobs: list[Job], inputs: torch.Tensor, rows: torch.Tensor, config: ZipageConfig):
-        """inputs: `_pack` of the jobs, on the device.  rows: int64 [R, T], overwritten.  config: of all the jobs."""
+    def _run(self, jobs: list[Job], inputs: torch.Tensor, table: torch.Tensor, rows: torch.Tensor, config: ZipageConfig):
+        """inputs: `_pack` of the jobs, on the device.  table: their rows.  rows: int64 [R, T], overwritten.  config: of all the
+        jobs."""
         size, fields = len(jobs), NUMBERS
         index, *others = inputs[: fields * size].view(fields, size)
         counts = Lengths(*others)
-        ops.gather_rows(self.row_table, index, counts.kv_lens, rows)
+        ops.gather_rows(table, index, counts.kv_lens, rows)
         batch = CompressionBatch(
             rows=rows,
             kv_lens=[j.kv_len for j in jobs],
@@ -169,7 +194,8 @@ class Compressor:
             self.ages.add(batch, result.keep, result.positions)
 
     def _pack(self, jobs: list[Job]) -> torch.Tensor:
-        """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows."""
+        """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows.  As row, a job has its place."""
+        jobs = [job._replace(row=i if job.row >= 0 else -1) for i, job in enumerate(jobs)]
         numbers = [number for field in list(zip(*jobs))[:NUMBERS] for number in field]
         for job in jobs:
             numbers += job.query_rows

@@ -297,8 +297,10 @@ class Manager:
         if work:
             try:
                 engine.copy_out(work, self.runtime)
+                jobs = [self._job(item) for item in work]
+                rows = self.compressor.snapshot(jobs)
                 with engine.forward_stream():
-                    self.compressor.run([self._job(item) for item in work])
+                    self.compressor.run(jobs, rows)
             except RuntimeError:  # out of memory, or a kernel that does not launch
                 if engine.tp_size > 1:
                     raise  # the other ranks do not know, and would go on with other rows

@@ -4,7 +4,7 @@ import random
 
 from harness import request, run_engine
 
-PROMPT, BUDGET, BLOCK, POOL = 40, 96, 32, 1500
+PROMPT, BUDGET, BLOCK, POOL = 40, 96, 32, 1020
 BOUND = PROMPT + BUDGET + BLOCK + 1
 
 

@@ -68,6 +68,19 @@ def test_each_job_is_compressed_by_its_own_configuration():
     assert_same_memory(case, expected)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_rows_that_change_after_the_snapshot_are_compressed_as_they_were(policy):
+    case = make_case(REQUESTS * 3, seed=4)
+    expected, config = copy.deepcopy(case), config_of(policy)
+    compress(expected.batch, buffers_of(expected), make_policy(config), config)
+    jobs, table = jobs_of(case)
+    compressor = Compressor(buffers_of(case), make_policy(config), config, table)
+    snapshot = compressor.snapshot(jobs)
+    table.copy_(table.flip(0, 1))
+    compressor.run(jobs, snapshot)
+    assert_same_memory(case, expected)
+
+
 def test_groups_are_in_the_order_of_the_jobs_and_of_one_configuration():
     case = make_case([Request(kv_len=17, keep=8)])
     config, other = config_of("recent"), dataclasses.replace(config_of("recent"), recency=0.0)

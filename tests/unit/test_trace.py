@@ -115,7 +115,8 @@ def traced(tmp_path, limits=Limits(), policy="zipage"):
     def compress(r, req, first=True):
         job = jobs[r]
         compressor.run([job])
-        recorder.compressed(req, job.row, job.start, job.start + job.keep, job.kv_len + job.evicted, first)
+        slots = recorder.slots(job.row, job.start, job.start + job.keep)
+        recorder.compressed(req, slots, job.start, job.kv_len + job.evicted, first)
         kept = buffers.positions[:, case.slots(r)[: job.keep]]  # [L, K, H]
         return [[sorted(kept[layer, :, head].tolist()) for head in range(kept.shape[2])] for layer in range(len(kept))]
 
@@ -177,7 +178,8 @@ def test_a_slow_disk_ends_traces_and_holds_nobody_up(tmp_path):
     recorder.writer.jobs.put(gate.wait)  # what the thread is busy with
     compress(3, req)
     for _ in range(6):
-        recorder.compressed(req, jobs[3].row, jobs[3].start, jobs[3].start + KEEP, jobs[3].kv_len, False)
+        slots = recorder.slots(jobs[3].row, jobs[3].start, jobs[3].start + KEEP)
+        recorder.compressed(req, slots, jobs[3].start, jobs[3].kv_len, False)
     assert recorder.writer.jobs.qsize() <= 3 and not req.__dict__[ATTRIBUTE].complete
     gate.set()
     recorder.ended(req)
@@ -190,7 +192,7 @@ def test_large_traces_end_early(tmp_path):
     req = request("large", 40)
     compress(2, req)
     for n in (100, 101):
-        recorder.compressed(req, jobs[2].row, 0, KEEP, n, False)
+        recorder.compressed(req, recorder.slots(jobs[2].row, 0, KEEP), 0, n, False)
         recorder.writer.jobs.join()
     assert req.__dict__[ATTRIBUTE].true_lens == [43] and not req.__dict__[ATTRIBUTE].complete
 
@@ -199,7 +201,8 @@ def test_an_error_ends_the_trace_without_a_file(tmp_path, caplog):
     """A compression that is not recorded must not be mistaken for the next one."""
     recorder, jobs, compress = traced(tmp_path)
     req = request("wrong", 40)
-    recorder.compressed(req, jobs[3].row, jobs[3].start, jobs[3].start + KEEP, KEEP + 2, True)  # positions beyond the true length
+    slots = recorder.slots(jobs[3].row, jobs[3].start, jobs[3].start + KEEP)
+    recorder.compressed(req, slots, jobs[3].start, KEEP + 2, True)  # positions beyond the true length
     compress(3, req)
     recorder.ended(req)
     recorder.writer.jobs.join()
@@ -221,7 +224,8 @@ def test_a_copy_that_finds_no_memory_ends_the_trace_only(tmp_path, monkeypatch):
     req = request("r", 40)
     compress(0, req)
     monkeypatch.setattr(recorder, "_copy", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
-    recorder.compressed(req, jobs[0].row, jobs[0].start, jobs[0].start + KEEP, jobs[0].kv_len + 5, False)
+    slots = recorder.slots(jobs[0].row, jobs[0].start, jobs[0].start + KEEP)
+    recorder.compressed(req, slots, jobs[0].start, jobs[0].kv_len + 5, False)
     recorder.ended(req)
     recorder.writer.jobs.join()
     trace = load(next(tmp_path.iterdir()))

@@ -36,9 +36,13 @@ class Recorder:
         self.writer = Writer(folder, limits)
         self.live: set[Growing] = set()  # entered by the scheduler's thread, left by the writer's
 
-    def compressed(self, req, row: int, start: int, kept: int, true_len: int, first: bool):
-        """A compression of the request has been enqueued.  row: of the row table, of which [start, kept) hold what it kept;
-        true_len: tokens of the request, evicted ones included.  first: since its prefill; a trace must begin with that."""
+    def slots(self, row: int, start: int, kept: int) -> torch.Tensor:
+        """int64 [kept - start]: what [start, kept) of a row holds on the current stream."""
+        return self.row_table[row, start:kept].long()
+
+    def compressed(self, req, slots: torch.Tensor, start: int, true_len: int, first: bool):
+        """A compression of the request has been enqueued.  slots: what it kept; start: its first candidate row; true_len: tokens
+        of the request, evicted ones included.  first: since its prefill; a trace must begin with that."""
         growing = req.__dict__.get(ATTRIBUTE) or (self._begin(req, start) if first else None)
         if growing is None or not growing.complete:
             return
@@ -48,7 +52,7 @@ class Recorder:
             return
         try:
             scored = make_policy(self._config(req)).stores_importance
-            positions, importance, copied = self._copy(row, start, kept, scored)
+            positions, importance, copied = self._copy(slots, scored)
         except RuntimeError:  # no memory, on either side
             logger.exception("the trace of %s ends early", req.rid)
             growing.complete = False
@@ -100,9 +104,10 @@ class Recorder:
         """The request's own, where it has asked for one (`zipage_sglang.per_request`)."""
         return getattr(req, "zipage_config", None) or self.config
 
-    def _copy(self, row: int, start: int, kept: int, scored: bool):
+    def _copy(self, slots: torch.Tensor, scored: bool):
         """(positions, importance or None, event or None): on the host once the event has come to pass."""
-        slots = self.row_table[row, start:kept].long()
+        if slots.is_cuda:
+            slots.record_stream(torch.cuda.current_stream(slots.device))
         stored = self.buffers.importance if scored else None
         positions = _to_host(self.buffers.positions[:, slots])
         importance = _to_host(stored[:, slots]) if stored is not None else None

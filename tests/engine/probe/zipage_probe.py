@@ -16,6 +16,8 @@ def register():
         abort_parked(int(count))
     if spec := os.environ.get("ZIPAGE_FAIL"):
         failing_compressions(json.loads(spec))
+    if os.environ.get("ZIPAGE_LAG"):
+        lagging_stream()
     if os.environ.get("ZIPAGE_UNCHECKED"):
         unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
@@ -97,15 +99,35 @@ def failing_compressions(spec):
         reqs.append(item.req.rid)
         return job(manager, item)
 
-    def failing(compressor, jobs):
+    def failing(compressor, jobs, rows):
         rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
         count[0] += bool(rids)
         if rids and (count[0] in spec["calls"] or set(rids) & set(spec["rids"])):
-            run(compressor, jobs)  # the worst case: tokens have been moved already
+            run(compressor, jobs, rows)  # the worst case: tokens have been moved already
             raise RuntimeError("a kernel that does not launch")
-        return run(compressor, jobs)
+        return run(compressor, jobs, rows)
 
     Compressor.run, Manager._job = failing, remembering
+
+
+def lagging_stream():
+    """The forward stream as a GPU that is behind has it: what is enqueued there happens when the next step runs, not at once."""
+    from zipage_patches import forward
+    from zipage_sglang.compressor import Compressor
+    from zipage_sglang.runtime import Runtime
+
+    waiting, init_new = [], forward.init_new
+
+    def later(method):
+        return lambda *args: waiting.append((method, args))
+
+    def running(*args, **kwargs):
+        while waiting:
+            method, enqueued = waiting.pop(0)
+            method(*enqueued)
+        return init_new(*args, **kwargs)
+
+    Compressor.run, Runtime.copy_slots, forward.init_new = later(Compressor.run), later(Runtime.copy_slots), running
 
 
 def unchecked():
@@ -230,6 +252,14 @@ def one_configuration():
     Compressor._groups = lambda compressor, jobs: [[job._replace(config=jobs[0].config) for job in jobs]]
 
 
+def late_rows():
+    """Rows are read when their compression begins, not when it is planned."""
+    from zipage_sglang.compressor import Compressor
+
+    run = Compressor.run
+    Compressor.run = lambda compressor, jobs, rows=None: run(compressor, jobs)
+
+
 def uncounted_tokens():
     """Penalties miss the token before the step that was in flight when a request was parked, and count that step's twice."""
     from zipage_patches import parking
@@ -246,4 +276,4 @@ def ignore_pressure():
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
-                                     uncounted_tokens)}
+                                     uncounted_tokens, late_rows)}

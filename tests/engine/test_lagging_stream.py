@@ -1,0 +1,29 @@
+"""Compressions that begin long after they were planned, as on a GPU whose steps take longer than their planning."""
+
+import pytest
+from harness import request, run_engine
+from oracle import decode
+from test_oracle import oracle_model, prompts  # noqa: F401 (fixture)
+
+METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
+
+
+def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_path):  # noqa: F811
+    """No invariant checker and no probe here: both would look at what has not happened yet."""
+    ids = prompts()
+    rounds = [[request(f"r{n}-{i}", ids[i % 4], 150 + 7 * i) for i in range(8)] for n in range(2)]
+    run = run_engine(tmp_path, rounds, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR="", ZIPAGE_CHECK_INVARIANTS=""), enable_zipage=True,
+                     max_total_tokens=1200, **{f"zipage_{k}": v for k, v in METHOD.items()})
+    for outputs, requests in zip(run.rounds, rounds):
+        for got, r in zip(outputs, requests):
+            n = r["params"]["max_new_tokens"]
+            want = decode.generate(oracle_model, r["input_ids"], n, decode.OracleConfig(**METHOD), ignore_eos=True)
+            assert got["ids"] == want.tokens, r["rid"]
+    assert run.info["compressions"] > 40 and run.info["copied_out_slots"] > 0 and run.info["retractions"] == 0 and run.flushed
+
+
+@pytest.mark.full
+def test_rows_that_are_read_late_are_noticed(oracle_model, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("ZIPAGE_MUTATION", "late_rows")
+    with pytest.raises(AssertionError, match="r0-"):
+        test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_path)
