@@ -7,9 +7,15 @@ a copy-out if one is due, and one page of slack.
 
 from __future__ import annotations
 
+import contextlib
+
 from zipage_patches import active, parking, telemetry
+from zipage_patches.compat import batches, kv
 from zipage_sglang import plan
 from zipage_sglang.pressure import Shortage
+
+
+GIVEN = "zipage_given"  # on an adder that chooses victims: {request: (slots that it holds, slots that it could grow by)}
 
 
 def _remaining(req) -> int:
@@ -31,8 +37,17 @@ def _waiting_growth(engine, req, page: int) -> int:
 
 
 def running_offset(original, adder, req):
-    """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens."""
-    return running_growth(active.manager().engine, req, adder.page_size)
+    """AROUND PrefillAdder._get_running_request_total_token_offset: further slots of a running request, in tokens.
+
+    While victims are chosen also the slots that each of them gives back.
+    """
+    growth = running_growth(active.manager().engine, req, adder.page_size)
+    given = adder.__dict__.get(GIVEN)
+    if given is None:
+        return growth
+    if req not in given:  # asked again once the slots are gone
+        given[req] = plan.ceil_page(kv.allocated(req), adder.page_size) - kv.protected(req), growth
+    return sum(given[req])
 
 
 def running_growth(engine, req, page: int) -> int:
@@ -66,8 +81,9 @@ def shortage(engine, batch) -> Shortage:
     return Shortage(now, need + sum(running_growth(engine, r, page) for r in holders) - free, free)
 
 
-def add_one_req(original, adder, req, *args, **kwargs):
-    """AROUND PrefillAdder.add_one_req: let the admission gate see the bounded growth.
+@contextlib.contextmanager
+def _bounded(adder, req):
+    """SGLang sees the bounded growth of a waiting request.
 
     ignore_eos is masked too: its special path simulates every request to its full length.
     """
@@ -76,9 +92,34 @@ def add_one_req(original, adder, req, *args, **kwargs):
     params.max_new_tokens = len(req.output_ids) + _waiting_growth(active.manager().engine, req, adder.page_size)
     params.ignore_eos = False
     try:
-        return original(adder, req, *args, **kwargs)
+        yield
     finally:
         params.max_new_tokens, params.ignore_eos = real
+
+
+def add_one_req(original, adder, req, *args, **kwargs):
+    """AROUND PrefillAdder.add_one_req, the admission gate."""
+    with _bounded(adder, req):
+        return original(adder, req, *args, **kwargs)
+
+
+def preempt_to_schedule(original, adder, req, *args, **kwargs):
+    """AROUND PrefillAdder.preempt_to_schedule: a newcomer of higher priority needs its bounded growth, and a victim gives what it
+    holds besides what it could still grow to, which is little for a bounded row.  Requests that the pool could not hold again
+    are spared."""
+    engine = active.manager().engine
+    spared = [r for r in adder.running_batch.reqs if engine.holds_kv(r) and not engine.refits(r)]
+    given = adder.__dict__[GIVEN] = {}
+    adder.preempt_list.extend(spared)
+    try:
+        with _bounded(adder, req):
+            done = original(adder, req, *args, **kwargs)
+    finally:
+        del adder.__dict__[GIVEN]
+        adder.preempt_list[:] = [r for r in adder.preempt_list if r not in spared]
+    if done:  # what they held is counted as free by now, and was taken off the reservations as well
+        batches.reserve(adder, sum(held for r, (held, _) in given.items() if r in adder.preempt_list))
+    return done
 
 
 def update_prefill_budget(original, adder, prefix_len, extend_input_len, max_new_tokens, *args, **kwargs):
@@ -95,7 +136,7 @@ def init_req_max_new_tokens(original, scheduler, req):
     """AROUND Scheduler.init_req_max_new_tokens: outputs longer than the pool are fine when the row stays bounded.
 
     SGLang clips max_new_tokens so that prompt and output fit the pool together.  That clip is lifted for a request whose
-    bound fits, and kept for one whose bound does not (it could never be admitted otherwise) or that has none.
+    bound fits.  One whose bound does not is not compressed, so that it can be admitted.
 
     Settings that a request cannot have end it as SGLang ends other invalid requests (the tokenizer process has refused it with
     the same words before, unless it came another way).
@@ -105,10 +146,12 @@ def init_req_max_new_tokens(original, scheduler, req):
         req.set_finish_with_abort(wrong)
     telemetry.attach_summary(req)
     real = scheduler.max_total_num_tokens, scheduler.max_req_len
+    if engine.config_of(req) is not None and not engine.fits(req, len(req.origin_input_ids), 1 << 30):
+        req.zipage_config = None  # it ends before its first compression, or there is no room for the slots that one copies to
     if engine.config_of(req) is None:
         # Pages are rounded up twice after a retraction: it must still fit then.
         scheduler.max_total_num_tokens -= 3 * scheduler.page_size
-    elif engine.fits(req, len(req.origin_input_ids), 1 << 30):
+    else:
         scheduler.max_total_num_tokens = 1 << 40
         scheduler.max_req_len = scheduler.model_config.context_len - 1
     try:

@@ -83,6 +83,8 @@ STAGE2 = (
         ("self", "for_health_check"), ("self", "for_health_check", "ignore_waiting"))),
     Target("managers.scheduler.Scheduler.get_num_allocatable_reqs", "AROUND", each(
         ("self", "running_bs"), ("self", "running_bs", "beam_width", "running_batch", "num_held_rows"))),
+    Target("managers.scheduler.Scheduler._can_schedule_lora_req", "AROUND", {"0.5.17": ("self", "req", "running_loras")}),
+    Target("managers.scheduler.Scheduler.can_schedule_lora_req", "AROUND", {"0.5.23": ("self", "req", "running_loras")}),
     Target("managers.scheduler.Scheduler.abort_request", "AFTER", {"0.5.17": ("self", "recv_req")}),
     Target("managers.scheduler.Scheduler._abort_on_running_timeout", "AROUND", {"0.5.17": ("self", "running_batch")}),
     Target("managers.scheduler.Scheduler._collect_inflight_batches", "AFTER", {"0.5.23": ("self",)}),
@@ -99,6 +101,8 @@ STAGE2 = (
     Target("managers.schedule_policy.PrefillAdder._get_running_request_total_token_offset", "AROUND", ("self", "req")),
     Target("managers.schedule_policy.PrefillAdder.add_one_req", "AROUND",
            ("self", "req", "has_chunked_req", "truncation_align_size")),
+    Target("managers.schedule_policy.PrefillAdder.preempt_to_schedule", "AROUND", each(
+        ("self", "req", "server_args"), ("self", "req"))),
     Target("managers.schedule_policy.PrefillAdder._update_prefill_budget", "AROUND", each(
         _BUDGET, (*_BUDGET, "request_slot_reserve", "is_chunked_continuation", "replay_len"))),
     Target("managers.scheduler_components.pool_stats_observer.PoolStats.get_decode_usage_msg_parts", "AFTER", ("self",)),

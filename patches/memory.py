@@ -64,7 +64,13 @@ def post_memory_pool(result, model_runner):
     active.runtime.warm_up()
     ages = EvictedAges(shape.layers, active.runtime.device) if model_runner.server_args.enable_metrics else None
     active.compressor = Compressor(active.runtime.buffers, policy, config, model_runner.req_to_token_pool.req_to_token, ages)
-    active.compressor.warm_up(graphs=not model_runner.server_args.disable_cuda_graph)
+    active.compressor.warm_up(graphs=not model_runner.server_args.disable_cuda_graph and decode_graphs(model_runner.server_args))
+
+
+def decode_graphs(server_args) -> bool:
+    """Unless `--cuda-graph-backend-decode disabled` says no."""
+    decode = getattr(getattr(arguments.resolved(server_args), "cuda_graph_config", None), "decode", None)
+    return getattr(decode, "backend", None) != "disabled"
 
 
 def largest_graph_batch(server_args) -> int:

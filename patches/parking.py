@@ -32,7 +32,8 @@ def split_off(batch, index: int) -> Place:
     if len(batch.reqs) > 1:
         alone.filter_batch(keep_indices=[index])
     alone.batch_is_full = False
-    return Place(alone, len(alone.reqs[0].output_ids))
+    req = batch.reqs[index]
+    return Place(alone, len(req.output_ids) - (req in _late(batch.sampling_info.penalizer_orchestrator)))
 
 
 def _own_penalties(penalties, batch) -> BatchedPenalizerOrchestrator:
@@ -52,17 +53,23 @@ def _count_one_behind(batch, late: list):
     penalties = batch.sampling_info.penalizer_orchestrator
     if not late or not penalties.is_required:
         return
-    count = penalties.cumulate_output_tokens  # maybe one that still waits for a decode step, with requests of its own
+    late = late + _late(penalties)
 
     def once(tokens):
-        penalties.__dict__.pop("cumulate_output_tokens", None)
+        del penalties.cumulate_output_tokens
         tokens = tokens.clone()
         for i, req in enumerate(penalties.reqs()):
             if req in late:
                 tokens[i] = [*req.origin_input_ids[-1:], *req.output_ids][-2]
-        count(tokens)
+        penalties.cumulate_output_tokens(tokens)
 
+    once.late = late  # type: ignore[attr-defined]
     penalties.cumulate_output_tokens = once
+
+
+def _late(penalties) -> list:
+    """Requests whose next count is put one back, since they have come back and no step has been prepared yet."""
+    return getattr(penalties.__dict__.get("cumulate_output_tokens"), "late", [])
 
 
 def merge_back(running, places: list[Place]):
@@ -100,6 +107,11 @@ def is_fully_idle(result, scheduler, *args, **kwargs):
 def num_allocatable(original, scheduler, running_bs, *args, **kwargs):
     """AROUND Scheduler.get_num_allocatable_reqs: parked requests count among the running ones."""
     return original(scheduler, running_bs + len(parked()), *args, **kwargs)
+
+
+def can_schedule_lora(original, scheduler, req, running_loras):
+    """AROUND Scheduler._can_schedule_lora_req: adapters of parked requests are as good as running, they come back to them."""
+    return original(scheduler, req, running_loras | {r.lora_id for r in parked()})
 
 
 def adder_init(result, adder, *args, **kwargs):

@@ -43,6 +43,8 @@ LATER_FLAGS = (
     ("attn_dp_size", (1,), "attention data parallelism pads lengths on the way; use plain --dp-size"),
     ("enable_kv_cache_sharding", (False,), "pages of one row lie on several ranks"),
     ("enable_unified_cache_external_linker", (False,), "an external store keeps rows by token"),
+    ("enable_nvidia_megakernel", (False,), "fused decode steps need not pass the attention backend, where queries are kept"),
+    ("enable_amd_monokernel", (False,), "fused decode steps need not pass the attention backend, where queries are kept"),
 )
 
 ENVIRONMENT = (
@@ -74,7 +76,7 @@ def check_flags(args):
             shown = _flag(field) if value is True else f"{_flag(field)} {value}"
             refuse(shown, why, f"Drop {_flag(field)} or --enable-zipage.")
     for name, why in ENVIRONMENT:
-        if os.environ.get(name, "").lower() in ("1", "true", "yes"):
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "y"):
             refuse(f"{name}=1", why, f"Unset {name}.")
     for field in BACKEND_FIELDS:
         backend = getattr(args, field, None)
@@ -101,6 +103,8 @@ def check_model(model_config):
         ("is_hybrid_swa", "hybrid sliding-window models"),
         ("model_is_mrope", "M-RoPE models"),
         ("attention_chunk_size", "chunked-attention models"),
+        ("use_ngram_embedding", "models with n-gram embeddings"),
+        ("use_engram", "models with n-gram embeddings"),
     ):
         if getattr(model_config, attribute, None):
             refuse(f"{what} ({name})", "token positions or rows have another meaning there",
@@ -136,6 +140,9 @@ def check_kv_pool(pool):
     if type(pool) is not MHATokenToKVPool or getattr(pool, "kv_cache_layout", "nhd") != "nhd":
         refuse(f"the KV pool {type(pool).__name__} ({getattr(pool, 'kv_cache_layout', '?')})",
                "only the plain MHA pool in NHD layout is known", "Drop the flag that selects it.")
+    if pool.dtype.itemsize < 2:  # with --kv-cache-dtype auto a checkpoint may ask for that
+        refuse(f"a KV pool of {pool.dtype}", "keys are scored as they lie there, in 16 or 32 bits",
+               "Use --kv-cache-dtype bfloat16.")
     if getattr(pool, "post_capture_active", False):  # some models switch it on by themselves
         refuse("a KV pool that is sized after graphs are captured", "the tables need its final size",
                "Set SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=0.")

@@ -238,12 +238,12 @@ class Manager:
             kv_len = engine.kv_len(req)
             self.stats.peak_kv_tokens = max(self.stats.peak_kv_tokens, kv_len)
             trigger = state.trigger
+            if kv_len >= trigger and state.slot == NO_SLOT and engine.ending(req):
+                continue  # came back to end, without its queries
             if kv_len >= trigger and cfg.when == "pressure":
                 state.over = True
                 self.over.append((req, state))
             elif kv_len >= trigger:
-                if state.slot == NO_SLOT and engine.ending(req):
-                    continue  # came back to end, without its queries
                 due.append((index, req, state))
             elif kv_len >= trigger - cfg.window:
                 near.append((index, req, state))

@@ -24,13 +24,16 @@ def test_compressed_only_where_it_helps(name, oracle_model, tmp_path):  # noqa: 
     crowd = [request(f"crowd{i:02d}", ids[i % 4], rng.randint(180, 320)) for i in range(20)]
     crowd[3]["params"]["max_new_tokens"] = POOL + 100  # longer than the whole pool
     crowd[6]["params"]["custom_params"] = {"zipage": {"enabled": False}}  # never a victim
-    run = run_engine(tmp_path, [roomy, crowd, roomy_again(roomy)], enable_zipage=True, zipage_when="pressure", zipage_budget=BUDGET,
+    # A prompt that fills the pool but for a few tokens: no room for slots to copy it to, so it is not compressed and nobody waits for it.
+    tight = request("tight", (sum(ids, []) * 9)[: POOL - 80], 50, custom_params={"zipage": {"prefix": "compress"}})
+    behind = request("behind", ids[0], 60)
+    run = run_engine(tmp_path, [roomy, crowd, roomy_again(roomy), [tight, behind]], enable_zipage=True, zipage_when="pressure", zipage_budget=BUDGET,
                      zipage_block=BLOCK, zipage_window=8, max_total_tokens=POOL, **SETTINGS[name])
     for n in (0, 2):
         for got, r in zip(run.rounds[n], run.requests[n]):
             want = decode.generate(oracle_model, r["input_ids"], 240, decode.OracleConfig(policy="recent", budget=10_000), ignore_eos=True)
             assert got["ids"] == want.tokens and r["rid"] not in run.kept, "there was room for all"
-    for got, r in zip(run.rounds[1], crowd):
+    for got, r in zip(run.rounds[1] + run.rounds[3], [*crowd, tight, behind]):
         assert got["reason"]["type"] == "length" and len(got["ids"]) == r["params"]["max_new_tokens"]
     whole = decode.generate(oracle_model, crowd[6]["input_ids"], crowd[6]["params"]["max_new_tokens"], None, ignore_eos=True)
     assert run.output("crowd06") == whole.tokens and "crowd06" not in run.kept
