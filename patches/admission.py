@@ -109,7 +109,8 @@ def preempt_to_schedule(original, adder, req, *args, **kwargs):
     are spared."""
     engine = active.manager().engine
     spared = [r for r in adder.running_batch.reqs if engine.holds_kv(r) and not engine.refits(r)]
-    given = adder.__dict__[GIVEN] = {}
+    given: dict = {}
+    adder.__dict__[GIVEN] = given
     adder.preempt_list.extend(spared)
     try:
         with _bounded(adder, req):

@@ -103,8 +103,8 @@ def check_model(model_config):
         ("is_hybrid_swa", "hybrid sliding-window models"),
         ("model_is_mrope", "M-RoPE models"),
         ("attention_chunk_size", "chunked-attention models"),
-        ("use_ngram_embedding", "models with n-gram embeddings"),
-        ("use_engram", "models with n-gram embeddings"),
+        ("use_ngram_embedding", "n-gram models"),
+        ("use_engram", "n-gram models"),
     ):
         if getattr(model_config, attribute, None):
             refuse(f"{what} ({name})", "token positions or rows have another meaning there",
