@@ -81,7 +81,7 @@ class Compressor:
         if self.config.largest_cap > self.config.cap:
             longest = min(self.row_table.shape[1], self.config.largest_cap)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
-        if self.config.when == "pressure":  # longer rows than any graph holds, and than selection keeps on chip
+        if self.device.type == "cuda":  # longer rows than any graph holds, and than selection keeps on chip, are launched, too
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
         if graphs and self.device.type == "cuda":

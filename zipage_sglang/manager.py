@@ -301,7 +301,7 @@ class Manager:
                 rows = self.compressor.snapshot(jobs)
                 with engine.forward_stream():
                     self.compressor.run(jobs, rows)
-            except RuntimeError:  # out of memory, or a kernel that does not launch
+            except Exception:  # out of memory, or a kernel that does not compile or launch
                 if engine.tp_size > 1:
                     raise  # the other ranks do not know, and would go on with other rows
                 return stuck + self._give_up(work)

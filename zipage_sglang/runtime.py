@@ -151,7 +151,9 @@ class Runtime:
         ops.copy_slots(b.k_buffers, b.v_buffers, b.tables, src, dst)
 
     def warm_up(self):
-        """Compile the query store now, before graphs are captured and requests wait."""
+        """Compile the query store and the copy of slots now, before graphs are captured and requests wait."""
+        nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.copy_slots(nothing, nothing)
         cache = self.buffers.query_cache[0]
         for size in {min(n, len(self.query_rows)) for n in (1, 2, 16)}:
             self.store_query(0, torch.zeros(size, *cache.shape[1:], dtype=cache.dtype, device=self.device))

@@ -189,8 +189,8 @@ def first_pass(
     dtype = table.first.dtype
     num_heads, head_dim = table.first.shape[1:]
     group = query_cache.shape[2] // num_heads
-    rows_per_split = [triton.cdiv(triton.cdiv(n, MOST_SPLITS), SPLIT_ROWS) * SPLIT_ROWS for n in batch.kv_lens]
-    splits = max(triton.cdiv(n, length) for n, length in zip(batch.kv_lens, rows_per_split))
+    # Enough for every row up to the longest, as a captured graph needs it: a shorter row can have more splits than a longer one.
+    splits = min(MOST_SPLITS, triton.cdiv(max(batch.kv_lens), SPLIT_ROWS))
     lines = batch.size * len(k_buffers) * num_heads
     queries = group * batch.window
     sums = torch.empty((lines, splits, 2, queries), dtype=torch.float32, device=batch.rows.device)

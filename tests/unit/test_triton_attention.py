@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 import torch
-from triton_cases import DEVICE, REQUESTS, assert_same, both
+from kernel_cases import Request
+from triton_cases import DEVICE, REQUESTS, assert_same, both, positions_of
 
 from zipage_kernels import reference
 from zipage_kernels import triton as twins
@@ -38,6 +41,24 @@ def test_rows_in_several_splits(monkeypatch):
     case, c = both(layers=1)
     expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
     assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("kv_len", [90, 100, 120, 128, 132])
+def test_host_lengths_only_bound_those_on_the_device(monkeypatch, kv_len):
+    """As in a captured graph, where a row can be cut into more splits than the longest one: 120 rows into 4, 132 into 3."""
+    monkeypatch.setattr(attention, "SPLIT_ROWS", 32)
+    monkeypatch.setattr(attention, "MOST_SPLITS", 4)
+    candidates = 60
+    case, c = both([Request(kv_len=kv_len, start=kv_len - candidates, keep=20)], layers=1)
+    rows = torch.nn.functional.pad(c.batch.rows, (0, 132 - kv_len))
+    c.batch = dataclasses.replace(c.batch, rows=rows, kv_lens=[132], starts=[132 - candidates], device_counts=c.batch.lengths)
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+    args = 0.7, 0.8, 0.2, 0.4, 16, "lightning", "once"
+    z, f = reference.zipage_score(case.k_buffers, case.query_cache, case.tables, case.batch, positions_of(case), *args)
+    found = twins.zipage_score(c.k_buffers, c.query_cache, c.tables, c.batch, positions_of(case).to(DEVICE), *args)
+    for one, other in zip(found, (z, f)):
+        assert_same(one, other, **CLOSE)
 
 
 def test_large_logits():

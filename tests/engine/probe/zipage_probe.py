@@ -99,7 +99,7 @@ def failing_compressions(spec):
         reqs.append(item.req.rid)
         return job(manager, item)
 
-    def failing(compressor, jobs, rows):
+    def failing(compressor, jobs, rows=None):
         rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
         count[0] += bool(rids)
         if rids and (count[0] in spec["calls"] or set(rids) & set(spec["rids"])):
