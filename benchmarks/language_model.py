@@ -96,7 +96,7 @@ def _report(args, origin: dict, configs, records: list[dict], key_counts: list, 
     if rows:
         parts += [f"## keys of blocks of {args.keys}, {len(key_counts)} documents", keys.render(rows, args.keys)]
     print("\n" + "\n\n".join(parts))
-    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    options = {k: v for k, v in vars(args).items() if not isinstance(v, Path)}  # places say nothing
     record = dict(**origin, options=options, complete=complete, condition=condition(args), records=records, keys=rows)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
