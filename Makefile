@@ -15,7 +15,7 @@ VENV23 ?= .venv23
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
 PY = $(VENV)/bin/python
-# What meets SGLang; the other tests never do.
+# Tests that run SGLang.
 RELEASE_TESTS := tests/unit/test_contract.py tests/engine
 # Threads that fight for few cores stall SGLang's CPU engine.
 export OMP_NUM_THREADS ?= 1

@@ -82,14 +82,14 @@ def shortage(engine, batch) -> Shortage:
 
 
 @contextlib.contextmanager
-def _bounded(adder, req):
-    """SGLang sees the bounded growth of a waiting request.
+def _bounded(adder, req, done: int):
+    """SGLang sees the bounded growth of a waiting request.  done: output tokens that it subtracts itself.
 
     ignore_eos is masked too: its special path simulates every request to its full length.
     """
     params = req.sampling_params
     real = params.max_new_tokens, params.ignore_eos
-    params.max_new_tokens = len(req.output_ids) + _waiting_growth(active.manager().engine, req, adder.page_size)
+    params.max_new_tokens = done + _waiting_growth(active.manager().engine, req, adder.page_size)
     params.ignore_eos = False
     try:
         yield
@@ -99,7 +99,7 @@ def _bounded(adder, req):
 
 def add_one_req(original, adder, req, *args, **kwargs):
     """AROUND PrefillAdder.add_one_req, the admission gate."""
-    with _bounded(adder, req):
+    with _bounded(adder, req, done=len(req.output_ids)):
         return original(adder, req, *args, **kwargs)
 
 
@@ -113,7 +113,7 @@ def preempt_to_schedule(original, adder, req, *args, **kwargs):
     adder.__dict__[GIVEN] = given
     adder.preempt_list.extend(spared)
     try:
-        with _bounded(adder, req):
+        with _bounded(adder, req, done=0):
             done = original(adder, req, *args, **kwargs)
     finally:
         del adder.__dict__[GIVEN]

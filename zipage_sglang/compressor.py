@@ -195,8 +195,8 @@ class Compressor:
 
     def _pack(self, jobs: list[Job]) -> torch.Tensor:
         """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows.  As row, a job has its place."""
-        jobs = [job._replace(row=i if job.row >= 0 else -1) for i, job in enumerate(jobs)]
-        numbers = [number for field in list(zip(*jobs))[:NUMBERS] for number in field]
+        numbers = [place if job.row >= 0 else -1 for place, job in enumerate(jobs)]
+        numbers += [number for field in list(zip(*jobs))[1:NUMBERS] for number in field]
         for job in jobs:
             numbers += job.query_rows
         return torch.tensor(numbers, dtype=torch.int32, pin_memory=self.device.type == "cuda")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from benchmarks import table
+from benchmarks.language.settings import name_of
 from benchmarks.measures import mean_interval
+from zipage_sglang.config import ZipageConfig
 
 KINDS = {"text": "texts", "own": "own answers", "all": "all documents"}
 
@@ -61,13 +63,13 @@ def against_each_other(records: list[dict], kind: str, reference: str) -> str | 
 
 def render(records: list[dict]) -> str:
     """Everything; a kind of document without records is left out."""
-    parts = []
+    parts, defaults = [], {name_of(ZipageConfig(budget=r["budget"])) for r in records}
     for kind, title in KINDS.items():
         if not group(records, kind):
             continue
         parts += [f"## {title}", against_full(records, kind)]
         for reference in group(records, kind):
-            if reference.split()[1] in ("recent", "random", "attention") and "r 0.5" not in reference:
+            if reference.split()[1] in ("recent", "random", "attention") or reference in defaults:
                 parts.append(against_each_other(records, kind, reference))
     return "\n\n".join(part for part in parts if part)
 

@@ -9,10 +9,10 @@ METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
 
 
 def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_path):  # noqa: F811
-    """No invariant checker and no probe here: both would look at what has not happened yet."""
+    """Without the probe that reads back what was kept: it would look at what has not happened yet."""
     ids = prompts()
     rounds = [[request(f"r{n}-{i}", ids[i % 4], 150 + 7 * i) for i in range(8)] for n in range(2)]
-    run = run_engine(tmp_path, rounds, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR="", ZIPAGE_CHECK_INVARIANTS=""), enable_zipage=True,
+    run = run_engine(tmp_path, rounds, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR=""), enable_zipage=True,
                      max_total_tokens=1200, **{f"zipage_{k}": v for k, v in METHOD.items()})
     for outputs, requests in zip(run.rounds, rounds):
         for got, r in zip(outputs, requests):

@@ -62,3 +62,21 @@ def test_adapter_equals_merged_weights(tmp_path):
     assert all(a != b for a, b in zip(bare, adapted)), "an adapter without effect shows nothing"
     assert run.info["copied_out_slots"] > 0 and run.flushed
     assert all(o["cached"] > 0 for o in run.rounds[1])
+
+
+@pytest.mark.full
+def test_adapters_of_parked_requests_keep_their_place(tmp_path):
+    """Room for two adapters, the bare model being one: while the only request of one of them waits for a query slot, a third must
+    not be let in."""
+    adapter, merged = make_adapter(tmp_path)
+    oracles = {None: model.Qwen3(MODEL), "a": model.Qwen3(merged), "b": model.Qwen3(merged)}
+    names = [None, None, None, "a", "b"]
+    requests = [request(f"r{i}-{name}", prompts()[0], 150) | {"lora": name} for i, name in enumerate(names)]
+    flags = {f"zipage_{k}": v for k, v in METHOD.items()}
+    run = run_engine(tmp_path / "run", [requests], env=dict(ZIPAGE_UNPINNED=1), enable_zipage=True, enable_lora=True,
+                     lora_backend="torch_native", lora_paths=[f"a={adapter}", f"b={adapter}"], max_loras_per_batch=2,
+                     zipage_query_slots=1, **flags)
+    for got, r in zip(run.rounds[0], requests):
+        want = decode.generate(oracles[r["lora"]], r["input_ids"], 150, decode.OracleConfig(**METHOD), ignore_eos=True)
+        assert got["ids"] == want.tokens, r["rid"]
+    assert run.info["parked"] > 3 and run.flushed

@@ -111,12 +111,20 @@ def failing_compressions(spec):
 
 
 def lagging_stream():
-    """The forward stream as a GPU that is behind has it: what is enqueued there happens when the next step runs, not at once."""
+    """The forward stream as a GPU that is behind has it: what is enqueued there happens when the next step runs, not at once.
+
+    The scheduler's invariants are checked at every step except where something is still waiting, those of the forward pass always.
+    """
     from zipage_patches import forward
     from zipage_sglang.compressor import Compressor
+    from zipage_sglang.invariants import InvariantChecker
     from zipage_sglang.runtime import Runtime
 
-    waiting, init_new = [], forward.init_new
+    waiting, init_new, check = [], forward.init_new, InvariantChecker.scheduler
+
+    def checking(*args):
+        if not waiting:
+            check(*args)
 
     def later(method):
         return lambda *args: waiting.append((method, args))
@@ -128,6 +136,7 @@ def lagging_stream():
         return init_new(*args, **kwargs)
 
     Compressor.run, Runtime.copy_slots, forward.init_new = later(Compressor.run), later(Runtime.copy_slots), running
+    InvariantChecker.scheduler = checking
 
 
 def unchecked():
