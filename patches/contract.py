@@ -89,7 +89,7 @@ STAGE2 = (
     Target("managers.scheduler.Scheduler._abort_on_running_timeout", "AROUND", {"0.5.17": ("self", "running_batch")}),
     Target("managers.scheduler.Scheduler._collect_inflight_batches", "AFTER", {"0.5.23": ("self",)}),
     Target("managers.scheduler.Scheduler.pause_generation", "BEFORE", ("self", "recv_req")),
-    Target(_CHECKER + "_get_total_uncached_sizes", "AFTER", {"0.5.17": ("self",)}),
+    Target(_CHECKER + "_get_total_uncached_sizes", "AFTER", ("self",)),
     Target(_CHECKER + "_requests_owning_rows", "AFTER", {"0.5.23": ("self",)}),
     Target("managers.schedule_policy.PrefillAdder.__init__", "AFTER", each(_ADDER, (*_ADDER, "prefill_tile_block_m"))),
     Target("managers.scheduler.Scheduler.init_req_max_new_tokens", "AROUND", ("self", "req")),

@@ -17,7 +17,8 @@ from zipage_patches import active, admission, parking
 from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.manager import Compression
+from zipage_sglang.flight import Segment
+from zipage_sglang.engine import Compression
 from zipage_sglang.per_request import InvalidSettings, request_config
 from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.sizing.memory import what_fits
@@ -203,23 +204,55 @@ class SGLangEngine:
             s.forward_stream.wait_stream(s.schedule_stream)
             yield
 
+    @contextlib.contextmanager
+    def compression_stream(self):
+        """Order device work after the decode step in flight and what is enqueued behind it so far: before the next one, or beside
+        it where compressions have a stream of their own."""
+        assert active.runtime is not None
+        own = active.runtime.compression_stream
+        with self.forward_stream():
+            if own is None:
+                yield
+                return
+            own.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(own):
+            yield
+
+    @staticmethod
+    def mark() -> torch.cuda.Event | None:
+        """A point behind the compressions enqueued so far, None where decode steps come after them anyway."""
+        assert active.runtime is not None
+        stream = active.runtime.compression_stream
+        return stream.record_event() if stream is not None else None
+
+    def wait_for(self, mark: torch.cuda.Event | None):
+        """Whatever is enqueued on the forward stream from here on comes after the mark."""
+        if mark is not None:
+            with self.forward_stream():
+                torch.cuda.current_stream(self.device).wait_event(mark)
+
     # --- after the kernels are enqueued ------------------------------------------------------------------------------
 
-    def publish(self, batch, work: list[Compression]):
-        """Shorten rows, return pages, and let the same pass admit into them."""
+    def free(self, segments: list[Segment]):
+        """Give pages back, so that the same pass can admit into them."""
+        for slots, start in segments:
+            self.allocator.free_segment(slots, start_pos=start)
+
+    def publish(self, batch, work: list[Compression]) -> list[Segment]:
+        """Shorten rows; returns what they have no more, for `free`."""
         if active.recorder is not None:
             slots = [active.recorder.slots(self.row(item.req), item.state.start, item.plan.kept) for item in work]
-            with self.forward_stream():
+            with self.compression_stream():
                 for item, kept in zip(work, slots):
                     state = item.state
                     active.recorder.compressed(item.req, kept, state.start, item.plan.kv_len + state.evicted,
                                                first=not state.compressed)
-        lens = batch.seq_lens_cpu.clone()
+        lens, segments = batch.seq_lens_cpu.clone(), []
         for item in work:
             req, plan = item.req, item.plan
             if plan.free_from < plan.kv_len:
                 freed = self.row_pool.req_to_token[kv.row(req), plan.free_from : plan.kv_len].to(torch.int64)
-                self.allocator.free_segment(freed, start_pos=plan.free_from)
+                segments.append(Segment(freed, plan.free_from))
             if item.new_slots is not None:
                 tree.shorten_lock(self.tree, req, plan.cut)
             # The row no longer matches the token ids: it must never enter the tree.
@@ -233,6 +266,7 @@ class SGLangEngine:
         batch.seq_lens_sum = None
         # SGLang clears this only when the batch shrinks, but pages have just come free.
         batch.batch_is_full = False
+        return segments
 
     @staticmethod
     def ending(req) -> bool:

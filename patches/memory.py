@@ -64,7 +64,9 @@ def post_memory_pool(result, model_runner):
     active.runtime.warm_up()
     ages = EvictedAges(shape.layers, active.runtime.device) if model_runner.server_args.enable_metrics else None
     active.compressor = Compressor(active.runtime.buffers, policy, config, model_runner.req_to_token_pool.req_to_token, ages)
-    active.compressor.warm_up(graphs=not model_runner.server_args.disable_cuda_graph and decode_graphs(model_runner.server_args))
+    graphs = not model_runner.server_args.disable_cuda_graph and decode_graphs(model_runner.server_args)
+    with active.runtime.beside():  # that stream's workspace
+        active.compressor.warm_up(graphs)
 
 
 def decode_graphs(server_args) -> bool:

@@ -1,4 +1,5 @@
-"""Parked requests: out of the running batch for some steps, with their row, their pages and their place among the admitted.
+"""Parked requests: out of the running batch for some steps, with their row, their pages and their place among the admitted;
+pages that a compression beside the decode steps still holds.
 
 Each waits in a ScheduleBatch of its own, split off the running batch and merged back later, so that sampling parameters,
 logprob options and grammar go along.  The step in flight may still end it; its row is freed then as always.
@@ -84,10 +85,14 @@ def merge_back(running, places: list[Place]):
 
 
 def get_next_batch_to_run(original, scheduler, running_batch, last_batch):
-    """AROUND Scheduler.get_next_batch_to_run: parked requests come back before anyone is admitted."""
+    """AROUND Scheduler.get_next_batch_to_run: parked requests come back, and pages that compressions held, before anyone is
+    admitted."""
     manager = active.manager()
-    if manager.parked:
+    if manager.parked or manager.flights.aloft:
+        aloft = len(manager.flights.aloft)
         running_batch = merge_back(running_batch, manager.come_back())
+        if len(manager.flights.aloft) < aloft:
+            running_batch.batch_is_full = False
     return original(scheduler, running_batch=running_batch, last_batch=last_batch)
 
 
@@ -101,7 +106,11 @@ def parked() -> list:
 
 def is_fully_idle(result, scheduler, *args, **kwargs):
     """AFTER Scheduler.is_fully_idle."""
-    return False if parked() else None
+    if parked():
+        return False
+    if result and (manager := active.manager()) is not None:
+        manager.land()  # pages of requests that ended while they were compressed
+    return None
 
 
 def num_allocatable(original, scheduler, running_bs, *args, **kwargs):
@@ -148,15 +157,20 @@ def owners(found, checker):
 def pause_generation(scheduler, recv_req):
     """BEFORE Scheduler.pause_generation: in mode `retract` everybody goes back to the queue."""
     manager = active.manager()
+    manager.land()  # no step may come for long
     if recv_req.mode == "retract" and manager.parked:
         scheduler.running_batch = merge_back(scheduler.running_batch, [item.place for item in manager.parked])
         manager.parked = []
 
 
 def uncached_sizes(result, checker):
-    """AFTER SchedulerInvariantChecker._get_total_uncached_sizes (0.5.17), SGLang's own check of the pool while it works."""
+    """AFTER SchedulerInvariantChecker._get_total_uncached_sizes, SGLang's own check of the pool while it works: parked requests
+    (0.5.23 has them from `owners`), and pages that compressions hold."""
     full, swa = result
     page = checker.page_size
+    full += sum(-(-len(segment.slots) // page) * page for segment in active.manager().flights.segments)
+    if kv.ON_KV:
+        return full, swa
     batches = [b for b in (checker.get_last_batch(), checker.get_running_batch()) if b is not None]
     for req in parked():
         if not any(req in batch.reqs for batch in batches):

@@ -79,6 +79,9 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         "(--zipage-when pressure). Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
+    zipage_async_steps: A[Optional[int], _memory(
+        "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
+        "free after them. 0: between two steps, in their stream. Default 0."), NS("memory")] = None
     zipage_max_budget: A[Optional[int], _memory(
         "Largest budget that a request may ask for itself; sizes the workspace. A multiple of --page-size. Default 0: that of "
         "--zipage-budget."), NS("memory")] = None

@@ -48,7 +48,8 @@ SERIES = (
     Series("zipage:compressed_reqs", "gauge", lambda m: m.compressed, "Requests that hold a compressed row."),
     Series("zipage:held_back_reqs", "gauge", lambda m: m.engine.held_back(),
            "Retracted requests that wait to be prefilled again."),
-    Series("zipage:parked_reqs", "gauge", lambda m: len(m.parked), "Requests that wait so."),
+    Series("zipage:parked_reqs", "gauge", lambda m: len(m.parked),
+           "Requests that wait so, or that are being compressed beside the decode steps (--zipage-async-steps)."),
     Series("zipage:reqs_beyond_bound", "gauge", lambda m: len(m.over),
            "Requests that grow beyond K + b because there is room (--zipage-when)."),
     Series("zipage:query_slots_used", "gauge", lambda m: m.query_slots_used, "Query slots in use."),
@@ -105,7 +106,7 @@ class Metrics:
         ages, compressions = self.manager.compressor.ages, self.manager.stats.compressions
         if ages is None or idle and compressions == self.ages_at:
             return
-        totals = ages.read(self.manager.engine.forward_stream(), wait=idle)
+        totals = ages.read(self.manager.engine.compression_stream(), wait=idle)
         if totals is None:
             return
         if idle:

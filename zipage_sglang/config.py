@@ -31,6 +31,7 @@ class ZipageConfig:
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
     are expected, with a margin (one each under `pressure`).  max_compress: compressions a step, 0: no limit.
+    async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
     Raises ValueError (naming the flag) for values that cannot work.
@@ -52,6 +53,7 @@ class ZipageConfig:
     when: str = "always"
     query_slots: int = 0
     max_compress: int = 0
+    async_steps: int = 0
     max_budget: int = 0
     per_request: str = "all"
 
@@ -111,6 +113,9 @@ class ZipageConfig:
         need(0 <= self.max_compress, "max-compress", f"must not be negative, got {self.max_compress}")
         need(self.max_compress == 0 or self.when == "always", "max-compress",
              "cannot be kept with --zipage-when pressure, where pages must come free at once; drop one of the two")
+        need(0 <= self.async_steps, "async-steps", f"must not be negative, got {self.async_steps}")
+        need(self.async_steps == 0 or self.when == "always", "async-steps",
+             "cannot be used with --zipage-when pressure, where pages must come free at once; drop one of the two")
         need(0 <= self.seed < 2**32, "seed", f"must be a 32-bit unsigned number, got {self.seed}")
 
     def check_page_size(self, page_size: int):

@@ -43,6 +43,9 @@ class InvariantChecker:
         owners.index_add_(0, free_slots, torch.ones_like(free_slots))
         tree = self._tree_slots()
         owners.index_add_(0, tree, torch.ones_like(tree))
+        for slots, _ in self.manager.flights.segments:  # a compression still reads or writes them
+            held = ((slots.cpu()[::page] // page * page)[:, None] + torch.arange(page)).flatten()
+            owners.index_add_(0, held, torch.ones_like(held))
         in_tree = torch.zeros(len(owners), dtype=torch.bool)
         in_tree[tree] = True
 
@@ -95,7 +98,8 @@ class InvariantChecker:
         """Every tensor-parallel rank has the same requests with the same lengths and the same slots."""
         if self.engine.tp_size == 1:
             return
-        words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked]]
+        words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked],
+                 [flight.lands for flight in self.manager.flights.aloft]]
         for req in batch.reqs:
             state, index = self.engine.state(req), self.engine.row(req)
             held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0
@@ -128,7 +132,9 @@ class InvariantChecker:
         slots = [s.slot for _, _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
         assert len(set(slots)) == len(slots), "a query slot has two owners"
         assert not set(slots) & set(self.manager.free_slots), "a query slot is both used and free"
-        assert len(slots) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
+        held = self.manager.flights.query_slots
+        assert not set(held) & {*slots, *self.manager.free_slots}, "a query slot that a compression reads is given out"
+        assert len(slots) + len(held) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
 
     def _tree_slots(self) -> torch.Tensor:
         return self.engine.tree_slots() if self.engine.has_tree else torch.empty(0, dtype=torch.int64)

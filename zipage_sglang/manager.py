@@ -6,40 +6,28 @@ clock or object identity, so that tensor-parallel ranks stay in step.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from typing import Any, NamedTuple, Protocol
-
-import torch
+from typing import Any, NamedTuple
 
 from zipage_sglang import pressure
 from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.plan import NEVER, RowPlan, plan_row
+from zipage_sglang.engine import Compression, Engine
+from zipage_sglang.flight import Flights
+from zipage_sglang.plan import NEVER, plan_row
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
+from zipage_sglang.stats import Stats
 from zipage_sglang.watch import Composition, Watch
 
 
 logger = logging.getLogger("zipage")
 
 
-@dataclasses.dataclass
-class Compression:
-    """One request of this step's compressions; `new_slots` are the private slots copied out to, int64, or None, and
-    `old_slots` those they replace once they do."""
-
-    index: int
-    req: Any
-    state: RequestState
-    plan: RowPlan
-    new_slots: torch.Tensor | None
-    old_slots: torch.Tensor | None = None
-
-
 class Parked(NamedTuple):
-    """A request that waits for a query slot or for its compression, out of the running batch, with its KV.
+    """A request out of the running batch, with its KV: it waits for a query slot, for its turn to be compressed, or for the end
+    of its compression (its state has a flight then).
 
     place: what the engine needs to put it back.  since: clock, for the record only.
     """
@@ -48,59 +36,6 @@ class Parked(NamedTuple):
     state: RequestState
     place: Any
     since: float
-
-
-class Engine(Protocol):
-    """What the manager needs of the serving engine (implemented in patches/engine.py)."""
-
-    page_size: int
-    tp_size: int
-
-    def state(self, req) -> RequestState | None: ...
-    def new_state(self, req) -> RequestState: ...
-    def holds_kv(self, req) -> bool: ...
-    def kv_len(self, req) -> int: ...
-    def protected_len(self, req) -> int: ...
-    def allocate(self, slots: int) -> torch.Tensor | None: ...
-    def copy_out(self, work: list[Compression], runtime: Runtime): ...
-    def undo_copy_out(self, work: list[Compression]): ...
-    def failed(self, req): ...
-    def forward_stream(self): ...
-    def row(self, req) -> int: ...
-    def shortage(self, batch) -> pressure.Shortage: ...
-    def gain(self, req) -> pressure.Gain: ...
-    def publish(self, batch, work: list[Compression]): ...
-    def ending(self, req) -> bool: ...
-    def leave(self, batch, parked: list[int], retracted: list[int]) -> dict[int, Any]: ...
-
-
-@dataclasses.dataclass
-class Stats:
-    """Totals since the start, for /server_info and the benchmarks.
-
-    steps: passes with requests running.  host_seconds: the scheduler's time in this package, compress_seconds of it for
-    compressions.
-    held_back_seconds: time that retracted requests waited, added when they decode again.
-    """
-
-    steps: int = 0
-    host_seconds: float = 0.0
-    compress_seconds: float = 0.0
-    compressions: int = 0
-    evicted_tokens: int = 0
-    freed_slots: int = 0
-    freed_pages: int = 0
-    copied_out_slots: int = 0
-    failures: int = 0
-    retractions: int = 0
-    retracted_compressed: int = 0
-    parked: int = 0
-    parked_seconds: float = 0.0
-    peak_parked: int = 0
-    held_back_seconds: float = 0.0
-    peak_running: int = 0
-    peak_kv_tokens: int = 0
-    peak_query_slots: int = 0
 
 
 class Manager:
@@ -123,6 +58,7 @@ class Manager:
         self.over: list[tuple[Any, RequestState]] = []  # rows that are compressed when somebody needs their pages
         self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
         self.parked: list[Parked] = []  # first come, first served
+        self.flights = Flights(engine)
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
@@ -130,29 +66,38 @@ class Manager:
         due, near = self._look(batch)
         if self.over:
             due = self._needed(batch, near)
-        stuck, late = [], []
+        stuck: list[int] = []
+        late, flying = [], []
         if due:
             due, late = self._limit(due)
             stuck = self._compress(batch, due)
+            flying = [item for item in due if item[2].flight is not None]
             self.stats.compress_seconds += time.perf_counter() - started
         late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
-        if stuck or late:
-            self._leave(batch, stuck, late)
+        if stuck or late or flying:
+            self._leave(batch, stuck, late, flying)
         stats = self.stats
         stats.steps += bool(batch.reqs)
         stats.peak_running = max(stats.peak_running, len(batch.reqs))
         stats.host_seconds += time.perf_counter() - started
 
     def come_back(self) -> list:
-        """Places of the parked requests that can go on now, before the next step: for a slot that is free, for one of this
-        step's compressions, or to end."""
+        """Places of the parked requests that can go on now, before the next step: compressed, for a slot that is free, for one of
+        this step's compressions, or to end."""
+        self.land(self.watch.now + 1)
         back, stay = [], []
         room = self.config.max_compress or len(self.parked)
         for item in self.parked:
             req, state = item.req, item.state
             if not self.engine.holds_kv(req) or self.engine.state(req) is not state:
                 continue  # ended by the step that was in flight
-            if state.slot != NO_SLOT and room and not self.engine.ending(req):
+            if state.flight is not None and (state.flight.lands <= self.watch.now + 1 or self.engine.ending(req)):
+                self.flights.wait(state.flight)
+                state.flight = None
+            elif state.flight is not None:
+                stay.append(item)
+                continue
+            elif state.slot != NO_SLOT and room and not self.engine.ending(req):
                 room -= 1
             elif not self.engine.ending(req) and (state.slot != NO_SLOT or not self._give_slot(req, state)):
                 stay.append(item)
@@ -168,15 +113,22 @@ class Manager:
         due = sorted(due, key=lambda item: (item[2].parked_at or self.watch.now, item[0]))
         return sorted(due[:limit], key=lambda item: item[0]), due[limit:]
 
-    def _leave(self, batch, stuck: list[int], late: list):
-        """stuck: no pages to be had although they were reserved: recompute later, lose nothing.  late: park."""
-        late = sorted(late, key=lambda item: item[0])
-        places = self.engine.leave(batch, [index for index, _, _ in late], sorted(stuck))
-        for index, req, state in late:
-            state.parked_at = state.parked_at or self.watch.now
-            self.watch.book(req, state, 1)
+    def land(self, before: int | None = None):
+        """Give back what compressions that are over before this step hold; by default wait for all of them, on the device."""
+        if self.flights.aloft:
+            self.free_slots += self.flights.land(before)
+
+    def _leave(self, batch, stuck: list[int], late: list, flying: list):
+        """stuck: no pages to be had although they were reserved: recompute later, lose nothing.  late, flying: park."""
+        leaving = sorted(late + flying, key=lambda item: item[0])
+        places = self.engine.leave(batch, [index for index, _, _ in leaving], sorted(stuck))
+        for index, req, state in leaving:
+            if state.flight is None:
+                state.parked_at = state.parked_at or self.watch.now
+                self.watch.book(req, state, 1)
             self.parked.append(Parked(req, state, places[index], time.perf_counter()))
         self.stats.parked += len(late)
+        self.stats.sat_out += self.config.async_steps * len(flying)
         self.parked.sort(key=lambda item: item.state.parked_at)
         self.stats.peak_parked = max(self.stats.peak_parked, len(self.parked))
 
@@ -186,6 +138,8 @@ class Manager:
         state = self.engine.state(req)
         if state is None:
             return
+        self.flights.wait(state.flight)  # its pages are somebody else's from now on
+        state.flight = None
         if state.slot != NO_SLOT:
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT
@@ -299,21 +253,28 @@ class Manager:
                 engine.copy_out(work, self.runtime)
                 jobs = [self._job(item) for item in work]
                 rows = self.compressor.snapshot(jobs)
-                with engine.forward_stream():
+                with engine.compression_stream():
                     self.compressor.run(jobs, rows)
             except Exception:  # out of memory, or a kernel that does not compile or launch
                 if engine.tp_size > 1:
                     raise  # the other ranks do not know, and would go on with other rows
                 return stuck + self._give_up(work)
-            engine.publish(batch, work)
-            for item in work:
-                self._after(item)
+            segments = engine.publish(batch, work)
+            query_slots = [slot for item in work if (slot := self._after(item)) != NO_SLOT]
+            if self.config.async_steps:
+                flight = self.flights.launch(self.watch.now + self.config.async_steps, segments, query_slots)
+                for item in work:
+                    item.state.flight = flight
+            else:
+                engine.free(segments)
+                self.free_slots += query_slots
         return stuck
 
     def _give_up(self, work: list[Compression]) -> list[int]:
         """A compression failed and may have moved some tokens: all of its requests are recomputed from their text."""
         logger.exception("compressing %s failed; they are prefilled again", [item.req.rid for item in work])
         self.stats.failures += len(work)
+        self.engine.wait_for(self.engine.mark())
         self.engine.undo_copy_out(work)
         for item in work:
             self.engine.failed(item.req)
@@ -336,7 +297,8 @@ class Manager:
             config=state.config,
         )
 
-    def _after(self, item: Compression):
+    def _after(self, item: Compression) -> int:
+        """Returns the query slot that is not needed any more, or NO_SLOT."""
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
         state.parked_at = 0
@@ -345,10 +307,9 @@ class Manager:
         if not state.counted:
             self.compressed += 1
             state.counted = True
-        trigger = state.trigger
+        trigger, slot = state.trigger, NO_SLOT
         if plan.kept < trigger - cfg.window:
-            self.free_slots.append(state.slot)
-            state.slot = NO_SLOT
+            slot, state.slot = state.slot, NO_SLOT
             self.watch.book(item.req, state, trigger - cfg.window - plan.kept)
         else:  # w == b: the very next token belongs to the next window
             self.watch.book(item.req, state, trigger - plan.kept)
@@ -359,3 +320,4 @@ class Manager:
         stats.freed_slots += freed
         stats.freed_pages += -(-freed // self.engine.page_size)
         stats.copied_out_slots += plan.new_slots
+        return slot

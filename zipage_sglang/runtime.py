@@ -6,6 +6,7 @@ w window.  Sized before CUDA graphs are captured, because the query store is par
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -112,6 +113,8 @@ class Runtime:
         self._turn = 0
         self.active = False
         self.side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # see patches/forward.py
+        # Of compressions, None where they are enqueued between two decode steps.
+        self.compression_stream = torch.cuda.Stream(device) if device.type == "cuda" and config.async_steps else None
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +160,18 @@ class Runtime:
         cache = self.buffers.query_cache[0]
         for size in {min(n, len(self.query_rows)) for n in (1, 2, 16)}:
             self.store_query(0, torch.zeros(size, *cache.shape[1:], dtype=cache.dtype, device=self.device))
+
+    @contextlib.contextmanager
+    def beside(self):
+        """The stream of compressions, if they have one, between what was enqueued before and what comes after."""
+        if self.compression_stream is None:
+            yield
+            return
+        main = torch.cuda.current_stream(self.device)
+        self.compression_stream.wait_stream(main)
+        with torch.cuda.stream(self.compression_stream):
+            yield
+        main.wait_stream(self.compression_stream)
 
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured on the current stream."""

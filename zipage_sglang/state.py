@@ -6,6 +6,7 @@ import dataclasses
 
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
+from zipage_sglang.flight import Flight
 
 NO_SLOT = -1
 
@@ -21,6 +22,7 @@ class RequestState:
     parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
     counted: whether the manager counts it among the compressed requests that hold a row.
+    flight: the compression that is under way beside the decode steps, None if there is none.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
     """
 
@@ -34,6 +36,7 @@ class RequestState:
     parked_at: int = 0
     over: bool = False
     counted: bool = False
+    flight: Flight | None = None
     skip_insert: bool = False
 
     @property

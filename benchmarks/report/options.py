@@ -55,9 +55,9 @@ class Options:
             f"not answered whole is cut off after {self.size.unit_seconds:g} s in every mode.",
             "full: SGLang's default flags, on the same model, pool and page size. radix=off: without its prefix cache. "
             "when=pressure: requests are compressed only when others need their pages.",
-            "There is no switch for asynchronous compression or hybrid scheduling here: a compression runs on the stream "
-            "of the decode steps, and every request gets a query slot w tokens before it is due and gives it back once "
-            "it is compressed.",
+            "async_steps=N: compressions run on a stream of their own, and their requests sit out N decode steps; without it "
+            "they run between two decode steps. There is no switch for hybrid scheduling: every request gets a query slot w "
+            "tokens before it is due and gives it back once it is compressed.",
             "There is no layer stride: all layers are scored in one pass.",
         ]
 

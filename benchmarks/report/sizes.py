@@ -40,7 +40,8 @@ class Size:
     probes: int = 4
 
 
-_GPU_MODES = ("full", "zipage", "zipage:budget=1024", "zipage:when=pressure", "full:radix=off", "zipage:radix=off")
+_GPU_MODES = ("full", "zipage", "zipage:budget=1024", "zipage:async_steps=2", "zipage:when=pressure", "full:radix=off",
+              "zipage:radix=off")
 _GPU = dict(
     pool=300_000,
     budget=2048,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 
-_ON_KV = hasattr(ReqKvInfo, "kv_committed_len")
+ON_KV = hasattr(ReqKvInfo, "kv_committed_len")
 
-if _ON_KV:
+if ON_KV:
 
     def _record(req):
         return req.kv

@@ -31,6 +31,7 @@ SETTINGS = {
     "page-64-retract": (dict(page_size=64), {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "50"}),
     "triton": (dict(attention_backend="triton"), {}),
     "compress-prefix": (dict(zipage_prefix="compress"), {}),
+    "async": (dict(zipage_async_steps=2), {}),
 }
 PLAIN = ("base", "eager", "no-overlap")
 

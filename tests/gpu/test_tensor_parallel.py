@@ -21,6 +21,7 @@ SETTINGS = {
     "tp-checked-retract": (GPU | METHOD | TP | dict(page_size=16),
                            NCCL | {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "50"}),
     "tp-no-overlap": (GPU | METHOD | TP | dict(disable_overlap_schedule=True), NCCL),
+    "tp-async": (GPU | METHOD | TP | dict(zipage_async_steps=2), NCCL),
 }
 
 
@@ -35,7 +36,7 @@ def runs(tmp_path_factory):
     return results
 
 
-@pytest.mark.parametrize("name", ["tp", "tp-checked-retract", "tp-no-overlap"])
+@pytest.mark.parametrize("name", ["tp", "tp-checked-retract", "tp-no-overlap", "tp-async"])
 def test_two_ranks(runs, name):
     run = ok(runs, name)
     assert run.info["compressions"] >= 100 and run.info["nan_scores"] == 0 and run.flushed

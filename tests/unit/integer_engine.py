@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import types
 
 import torch
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ class IntegerEngine:
         self.config = config
         self.retracted = []
         self.missing = Shortage(0, None)
+        self.enqueued = self.passed = 0  # marks behind compressions, and those that decode steps come after
 
     def state(self, req):
         return req.zipage
@@ -81,6 +83,19 @@ class IntegerEngine:
     def forward_stream(self):
         return contextlib.nullcontext()
 
+    def compression_stream(self):
+        return contextlib.nullcontext()
+
+    def mark(self):
+        self.enqueued += 1
+        return self.enqueued
+
+    def wait_for(self, mark):
+        self.passed = max(self.passed, mark)
+
+    def free(self, segments):
+        assert all(segment.mark <= self.passed or not self.config.async_steps for segment in segments), "freed before it is over"
+
     def row(self, req):
         return 0
 
@@ -92,6 +107,7 @@ class IntegerEngine:
             item.req.kv = item.plan.kept
             if item.new_slots is not None:
                 item.req.protected = item.plan.cut
+        return [types.SimpleNamespace(mark=self.enqueued + 1)]
 
     def ending(self, req):
         return req.ending
@@ -132,12 +148,17 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 12))
     def decode(self, steps):
         for _ in range(steps):
-            self.batch.reqs += self.manager.come_back()
+            back = self.manager.come_back()
+            assert all(req.zipage.flight is None for req in back)
+            self.batch.reqs += back
             before = self.manager.stats.compressions
             self.manager.step(self.batch)
             assert self.manager.stats.compressions - before <= (self.config.max_compress or 99)
+            flights = [item.state.flight for item in self.manager.parked if not item.req.over and item.state.flight is not None]
+            assert all(self.manager.watch.now < flight.lands <= self.manager.watch.now + self.config.async_steps for flight in flights)
             for req in list(self.batch.reqs):
                 state = req.zipage
+                assert state.flight is None, "decoded while it is compressed"
                 trigger = state.trigger
                 assert req.kv < trigger or state.over or req.ending, "decoded past the trigger"
                 assert not state.over or self.config.when == "pressure" and not self.engine.missing
@@ -152,7 +173,9 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def end(self, req):
         req.over = True
+        flight = req.zipage and req.zipage.flight
         self.manager.release(req)
+        assert flight is None or self.engine.passed >= flight.mark, "its pages are free before it is over"
 
     @precondition(lambda self: self.batch.reqs)
     @rule(data=st.data())
@@ -208,7 +231,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not req.zipage.over or req.zipage.slot != NO_SLOT or req in self.engine.retracted
             if req.zipage.slot != NO_SLOT:
                 slots.append(req.zipage.slot)
-        assert sorted(slots + self.manager.free_slots) == list(range(3))
+        assert sorted(slots + self.manager.free_slots + self.manager.flights.query_slots) == list(range(3))
         rows = [r.zipage for r in self.batch.reqs + self.held + parked + self.engine.retracted if r.zipage is not None]
         assert self.manager.compressed == sum(state.compressed for state in rows)
 
@@ -227,3 +250,9 @@ class LimitedMachine(ManagerMachine):
     """One compression a step at most."""
 
     config = dataclasses.replace(CONFIG, max_compress=1)
+
+
+class AsynchronousMachine(ManagerMachine):
+    """Compressions beside two decode steps, which their requests sit out."""
+
+    config = dataclasses.replace(CONFIG, async_steps=2)

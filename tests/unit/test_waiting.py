@@ -1,7 +1,7 @@
 """Requests that wait for a query slot or a compression: in turn, and not for ever."""
 
 import pytest
-from integer_engine import CONFIG, LimitedMachine, ManagerMachine, PressureMachine, Request
+from integer_engine import CONFIG, AsynchronousMachine, LimitedMachine, ManagerMachine, PressureMachine, Request
 
 
 def finished_in(machine, steps):
@@ -16,7 +16,7 @@ def finished_in(machine, steps):
     return done
 
 
-@pytest.mark.parametrize("kind", [ManagerMachine, LimitedMachine])
+@pytest.mark.parametrize("kind", [ManagerMachine, LimitedMachine, AsynchronousMachine])
 def test_nobody_waits_for_ever(kind):
     """Eight at once for three query slots, which eight need more than all the time: they share them, first come first served."""
     machine = kind()

@@ -18,6 +18,8 @@ def register():
         failing_compressions(json.loads(spec))
     if os.environ.get("ZIPAGE_LAG"):
         lagging_stream()
+        lagging_compressions()
+        latest_pages_first()
     if os.environ.get("ZIPAGE_UNCHECKED"):
         unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
@@ -40,9 +42,10 @@ def record(out):
         line = {"rid": item.req.rid, "n": item.state.count, "true_len": item.plan.kv_len + item.state.evicted,
                 "kept": kept.tolist(),
                 "copied": item.plan.new_slots}
-        after(manager, item)
+        slot = after(manager, item)
         with open(os.path.join(out, "kept.jsonl"), "a") as f:
             f.write(json.dumps(line) + "\n")
+        return slot
 
     def recording_reset(result, req):
         with open(os.path.join(out, "events.jsonl"), "a") as f:
@@ -122,9 +125,12 @@ def lagging_stream():
 
     waiting, init_new, check = [], forward.init_new, InvariantChecker.scheduler
 
-    def checking(*args):
+    def checking(checker, *args):
         if not waiting:
-            check(*args)
+            check(checker, *args)
+        else:  # what leaves the tree meanwhile may come back with something else in it
+            tree = set(checker._tree_slots().tolist())
+            checker.tree_sums = {slot: value for slot, value in checker.tree_sums.items() if slot in tree}
 
     def later(method):
         return lambda *args: waiting.append((method, args))
@@ -137,6 +143,44 @@ def lagging_stream():
 
     Compressor.run, Runtime.copy_slots, forward.init_new = later(Compressor.run), later(Runtime.copy_slots), running
     InvariantChecker.scheduler = checking
+
+
+def lagging_compressions():
+    """The stream of compressions (--zipage-async-steps) as late as it may be: they happen when the forward stream has waited for
+    them.  Without such a stream they lag as above."""
+    from zipage_patches import active
+    from zipage_patches.engine import SGLangEngine
+    from zipage_sglang.compressor import Compressor
+
+    enqueue, beside = Compressor.run, []
+
+    def run(*args):
+        beside.append(args) if active.config.async_steps else enqueue(*args)
+
+    def mark(engine):
+        behind = beside[:]
+        beside.clear()
+        return behind
+
+    def wait_for(engine, mark):
+        for args in mark:
+            enqueue(*args)
+
+    Compressor.run, SGLangEngine.mark, SGLangEngine.wait_for = run, mark, wait_for
+
+
+def latest_pages_first():
+    """What was freed last is given out first, so that nothing is free for long before somebody writes there."""
+    from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+
+    free = TokenToKVPoolAllocator.free
+
+    def freeing(allocator, free_index):
+        before = len(allocator.free_pages)
+        free(allocator, free_index)
+        allocator.free_pages = allocator.free_pages.roll(len(allocator.free_pages) - before)
+
+    TokenToKVPoolAllocator.free = freeing
 
 
 def unchecked():
@@ -188,17 +232,7 @@ def leak_page():
     """Evicted slots are not given back."""
     from zipage_patches.engine import SGLangEngine
 
-    publish = SGLangEngine.publish
-
-    def leaking(engine, batch, work):
-        free = engine.allocator.free_segment
-        engine.allocator.free_segment = lambda *args, **kwargs: None
-        try:
-            publish(engine, batch, work)
-        finally:
-            engine.allocator.free_segment = free
-
-    SGLangEngine.publish = leaking
+    SGLangEngine.free = lambda engine, segments: None
 
 
 def stale_seq_lens_cpu():
@@ -209,8 +243,9 @@ def stale_seq_lens_cpu():
 
     def stale(engine, batch, work):
         before = batch.seq_lens_cpu
-        publish(engine, batch, work)
+        segments = publish(engine, batch, work)
         batch.seq_lens_cpu = before
+        return segments
 
     SGLangEngine.publish = stale
 
@@ -240,9 +275,10 @@ def insert_compressed_rows():
     publish = SGLangEngine.publish
 
     def inserting(engine, batch, work):
-        publish(engine, batch, work)
+        segments = publish(engine, batch, work)
         for item in work:
             item.req.skip_radix_cache_insert = False
+        return segments
 
     SGLangEngine.publish = inserting
 
@@ -276,6 +312,33 @@ def uncounted_tokens():
     parking._count_one_behind = lambda batch, late: None
 
 
+def pages_at_once():
+    """Pages are given back when a compression beside the decode steps is launched, not when it is over."""
+    from zipage_sglang.flight import Flights
+
+    launch = Flights.launch
+
+    def launching(flights, lands, segments, query_slots):
+        flights.engine.free(segments)
+        return launch(flights, lands, [], query_slots)
+
+    Flights.launch = launching
+
+
+def no_wait():
+    """A row that is freed while it is compressed is not waited for."""
+    from zipage_sglang.manager import Manager
+
+    release = Manager.release
+
+    def releasing(manager, req):
+        if (state := manager.engine.state(req)) is not None:
+            state.flight = None
+        release(manager, req)
+
+    Manager.release = releasing
+
+
 def ignore_pressure():
     """Rows beyond their trigger are never compressed, whoever waits."""
     from zipage_sglang.manager import Manager
@@ -285,4 +348,4 @@ def ignore_pressure():
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
-                                     uncounted_tokens, late_rows)}
+                                     uncounted_tokens, late_rows, pages_at_once, no_wait)}

@@ -1,0 +1,77 @@
+"""Compressions beside the decode steps of others: every token is what it would have been, and nobody gets pages or query slots that a
+compression still holds, however late it is."""
+
+import json
+import random
+
+import pytest
+from harness import request, run_engine
+from oracle import decode
+from test_oracle import oracle_model, prompts  # noqa: F401 (fixture)
+
+METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
+SETTINGS = {
+    "overlap": dict(zipage_async_steps=2),
+    "pages": dict(zipage_async_steps=3, page_size=16, disable_overlap_schedule=True, zipage_query_slots=3),
+    "one-step-no-radix": dict(zipage_async_steps=1, disable_radix_cache=True, zipage_max_compress=1),
+    "window-is-block": dict(zipage_async_steps=5, zipage_window=32),
+}
+
+
+def rounds(rng, around=(-1, 0, 1), alike=True):
+    """Same prompts at the same time, so that all reach the cap together; two of three end at, or `around`, a compression: the step in
+    flight when it was planned is their last."""
+    ids = [prompts()[i % 3][0 if alike else i:] for i in range(9)]
+    last = lambda i: max(96 - len(ids[i]), 8) + 1 + rng.choice(around)
+    return [[request(f"{n}-{i}", ids[i], rng.choice([150, last(i), last(i) + 32])) for i in range(9)] for n in range(2)]
+
+
+def check(run, oracle_model, rounds, method):  # noqa: F811
+    for outputs, requests in zip(run.rounds, rounds):
+        for got, r in zip(outputs, requests):
+            n = r["params"]["max_new_tokens"]
+            want = decode.generate(oracle_model, r["input_ids"], n, decode.OracleConfig(**method), ignore_eos=True)
+            assert got["ids"] == want.tokens, r["rid"]
+    assert run.info["sat_out"] > 20 and run.info["retractions"] == 0 and run.flushed
+
+
+@pytest.mark.parametrize("name", ["overlap", "pages", *(pytest.param(name, marks=pytest.mark.full) for name in list(SETTINGS)[2:])])
+def test_tokens_are_those_of_compressions_between_steps(name, oracle_model, tmp_path):  # noqa: F811
+    todo = rounds(random.Random(5))
+    settings = {**{f"zipage_{k}": v for k, v in METHOD.items()}, **SETTINGS[name]}
+    run = run_engine(tmp_path, todo, enable_zipage=True, max_total_tokens=1600, **settings)
+    check(run, oracle_model, todo, METHOD | dict(window=settings["zipage_window"]))
+    assert run.info["query_slots_used"] == 0
+
+
+def late(tmp_path, **engine):
+    """A pool that is short of pages, so that what is free is taken at once, and compressions as late as they may be."""
+    todo = rounds(random.Random(6), around=[0], alike=False)
+    return todo, run_engine(tmp_path, todo, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR=""), enable_zipage=True, max_total_tokens=700,
+                            zipage_async_steps=2, **{f"zipage_{k}": v for k, v in METHOD.items()}, **engine)
+
+
+def test_late_compressions(oracle_model, tmp_path):  # noqa: F811
+    todo, run = late(tmp_path)
+    check(run, oracle_model, todo, METHOD)
+
+
+def test_aborted_while_they_are_compressed(tmp_path):
+    """They end at once, the others to the last token, and no page is lost."""
+    ids = prompts()
+    requests = [request(f"r{i}", ids[0], 300) for i in range(8)]
+    run = run_engine(tmp_path, [requests], env={"ZIPAGE_ABORT_PARKED": json.dumps(3)}, enable_zipage=True, zipage_async_steps=4,
+                     **{f"zipage_{k}": v for k, v in METHOD.items()})
+    kinds = [got["reason"]["type"] for got in run.rounds[0]]
+    assert kinds.count("abort") == 3 and kinds.count("length") == 5
+    assert all(len(got["ids"]) == 300 for got in run.rounds[0] if got["reason"]["type"] == "length")
+    assert run.info["sat_out"] > 0 and run.flushed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutation", ["pages_at_once", "no_wait"])
+def test_what_is_given_out_early_is_noticed(mutation, oracle_model, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("ZIPAGE_MUTATION", mutation)
+    with pytest.raises(AssertionError):
+        todo, run = late(tmp_path)
+        check(run, oracle_model, todo, METHOD)
