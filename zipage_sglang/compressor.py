@@ -88,6 +88,8 @@ class Compressor:
             self._capture()
         else:
             self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+        self._timers.clear()
+        self.seconds = 0.0
         if self.ages is not None:
             self.ages.totals.zero_()
 

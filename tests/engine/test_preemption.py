@@ -14,8 +14,9 @@ from benchmarks.server import Server
 FLAGS = ["--model-path", str(MODEL), "--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--dtype",
          "float32", "--max-total-tokens", "2000", "--page-size", "4", "--enable-zipage", "--zipage-budget", "128", "--zipage-block", "32",
          "--zipage-policy", "recent", "--enable-priority-scheduling", "--max-running-requests", "4"]
-# Steps that never look back further than the budget: the answers must be right.
-PROBLEMS = [tasks.gen("loop", f"test-priority-{i}", level=500, n=5, lines=3, nvars=4, nconst=1, maxlag=1) for i in range(5)]
+# Steps that never look back further than the budget: the answers must be right.  The newcomer's is over long before the others'.
+PROBLEMS = [tasks.gen("loop", f"test-priority-{i}", level=500, n=n, lines=3, nvars=4, nconst=1, maxlag=1)
+            for i, n in enumerate([15] * 4 + [3])]
 
 
 def ask(url, problem, priority, **params):

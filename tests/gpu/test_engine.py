@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 GPU = dict(device="cuda", attention_backend="flashinfer", dtype="bfloat16", disable_cuda_graph=False,
-           cuda_graph_max_bs_decode=32, disable_prefill_cuda_graph=True, mem_fraction_static=0.03,
+           cuda_graph_max_bs_decode=32, disable_prefill_cuda_graph=True, mem_fraction_static=0.2,
            max_total_tokens=32768, max_running_requests=64)
 METHOD = dict(enable_zipage=True, zipage_budget=256, zipage_block=64, zipage_policy="zipage")
 UNCHECKED = {name: "0" for name in CHECKS}

@@ -231,9 +231,9 @@ def test_goodput():
 def test_kernels_become_operations():
     path = __file__.replace("tests/unit/test_report.py", "benchmarks/results/kernels-h200.json")
     made = operations._of_kernels(json.loads(open(path).read()))
-    assert {w["requests"]: round(w["ms"], 2) for w in made["whole"]} == {1: 0.36, 4: 0.30, 32: 0.29}
+    assert {w["requests"]: round(w["ms"], 2) for w in made["whole"]} == {1: 0.37, 4: 0.31, 32: 0.30}
     one = {o["operation"]: o["ms"] for o in made["operations"] if o["requests"] == 1}
-    assert sum(one.values()) == pytest.approx(0.35, abs=0.01) and one["select"] == pytest.approx(0.0314, abs=1e-3)
+    assert sum(one.values()) == pytest.approx(0.35, abs=0.01) and one["select"] == pytest.approx(0.0315, abs=1e-3)
     assert {"attention score, first pass", "redundancy and attention score, second pass", "compact", "other"} <= set(one)
 
 
@@ -256,7 +256,7 @@ def test_planning_starts_and_writes_nothing(tmp_path, capsys):
         lines["operations"][:2] == ["1", "90"]
         and lines["offline-amc23-all-full"][0] == lines["offline-amc23-all-zipage"][0] == "1"
     )
-    assert lines["offline-amc23-all-full"][2] == "1280" and "0 of 25 units are done" in text
+    assert lines["offline-amc23-all-full"][2] == "1280" and "0 of 26 units are done" in text
     assert not (tmp_path / "out").exists()
     assert report.main(["--size", "0.6b", "--plan", "--limit", "120", "--out", str(tmp_path / "out")]) == 0
     assert "Do not fit into 120 s at all" in capsys.readouterr().out
