@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.runtime import Runtime
@@ -21,6 +23,7 @@ fixed_bytes = 0  # of it and of the query slots that do not grow with the pool
 checker: InvariantChecker | None = None
 metrics: Metrics | None = None
 recorder: Any = None
+planned: torch.cuda.Event | None = None  # behind the latest attention plan of a captured decode step, see patches/forward.py
 _manager: Any = None
 
 

@@ -76,6 +76,8 @@ STAGE2 = (
         _INIT_NEW, (*_INIT_NEW, "extend_position_info", "spec_mrope_positions", "kv_loc_plan", "write_cols"))),
     Target("layers.attention.base_attn_backend.AttentionBackend.forward", "AROUND",
            ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "kwargs")),
+    Target("model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.load_batch", "AROUND",
+           ("self", "forward_batch", "pp_proxy_tensors")),
     Target("managers.scheduler.Scheduler.get_new_batch_prefill", "AROUND", ("self", "running_batch")),
     Target("managers.scheduler.Scheduler._should_defer_prefill", "AFTER", {"0.5.23": ("self", "running_batch")}),
     Target("managers.scheduler.Scheduler.get_next_batch_to_run", "AROUND", ("self", "running_batch", "last_batch")),

@@ -1,4 +1,4 @@
-"""Forward pass: true positions for rows that hold fewer tokens, and the query store."""
+"""Forward pass: true positions for rows that hold fewer tokens, the query store, and attention plans that wait for their turn."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def attention_forward(original, backend, q, k, v, layer, forward_batch, save_kv_
     out = original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     main.wait_stream(side)  # q's memory is free for others from here on
     return out
+
+
+def load_batch(original, runner, forward_batch, pp_proxy_tensors=None):
+    """AROUND DecodeCudaGraphRunner.load_batch: plan a step's attention only when the plan before it has left the host.
+
+    FlashInfer writes each plan of a captured batch size into one pinned buffer and copies it on the forward stream.  SGLang knows
+    by then that the step before the last is done, and with nothing between two steps its successor's copy is, too.  A
+    compression between them, or one that a step waits for, may keep that copy waiting: the next plan would overtake it, and the
+    step would run with the tiles of other rows.
+    """
+    if active.manager() is None:  # while graphs are captured, nothing else runs
+        return original(runner, forward_batch, pp_proxy_tensors)
+    if active.planned is not None:
+        active.planned.synchronize()
+    result = original(runner, forward_batch, pp_proxy_tensors)
+    active.planned = torch.cuda.current_stream().record_event()
+    return result

@@ -25,6 +25,7 @@ HOOKS = {
     "mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.alloc_decode": ("cpu", "alloc_decode"),
     "model_executor.forward_batch_info.ForwardBatch.init_new": ("forward", "init_new"),
     "layers.attention.base_attn_backend.AttentionBackend.forward": ("forward", "attention_forward"),
+    "model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner.load_batch": ("forward", "load_batch"),
     "managers.scheduler.Scheduler.get_new_batch_prefill": ("scheduler", "get_new_batch_prefill"),
     "managers.scheduler.Scheduler._should_defer_prefill": ("scheduler", "should_defer_prefill"),
     "managers.scheduler.Scheduler.get_next_batch_to_run": ("parking", "get_next_batch_to_run"),

@@ -32,6 +32,8 @@ SETTINGS = {
     "triton": (dict(attention_backend="triton"), {}),
     "compress-prefix": (dict(zipage_prefix="compress"), {}),
     "async": (dict(zipage_async_steps=2), {}),
+    "slow-compressions": ({}, {**UNCHECKED, "ZIPAGE_BUSY": "30"}),
+    "slow-async": (dict(zipage_async_steps=2), {**UNCHECKED, "ZIPAGE_BUSY": "30"}),
 }
 PLAIN = ("base", "eager", "no-overlap")
 
@@ -93,6 +95,8 @@ def test_setting(runs, name):
         # No more divergence than plain SGLang shows between the same two settings, give or take two requests.
         plain = agreement(ok(runs, f"full-{name}"), ok(runs, "full-base"))
         assert agreement(run, base) >= plain - 2 / len(run.ids()) or agreement(run, base) >= 0.75
+    if name.startswith("slow"):
+        assert agreement(run, base) >= 0.9, "how long a compression takes changes nothing"
 
 
 def test_full_kv_is_right(runs):

@@ -20,6 +20,8 @@ def register():
         lagging_stream()
         lagging_compressions()
         latest_pages_first()
+    if ms := os.environ.get("ZIPAGE_BUSY"):
+        slow_compressions(float(ms))
     if os.environ.get("ZIPAGE_UNCHECKED"):
         unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
@@ -167,6 +169,19 @@ def lagging_compressions():
             enqueue(*args)
 
     Compressor.run, SGLangEngine.mark, SGLangEngine.wait_for = run, mark, wait_for
+
+
+def slow_compressions(ms):
+    """A GPU on which a step's compressions take that much longer."""
+    from zipage_sglang.compressor import Compressor
+
+    run = Compressor.run
+
+    def running(compressor, *args):
+        run(compressor, *args)
+        torch.cuda._sleep(int(ms * 1.7e6))  # cycles
+
+    Compressor.run = running
 
 
 def latest_pages_first():
@@ -339,6 +354,13 @@ def no_wait():
     Manager.release = releasing
 
 
+def early_plans():
+    """Attention is planned without waiting for the plan before it."""
+    from zipage_patches import forward
+
+    forward.load_batch = lambda original, runner, *args, **kwargs: original(runner, *args, **kwargs)
+
+
 def ignore_pressure():
     """Rows beyond their trigger are never compressed, whoever waits."""
     from zipage_sglang.manager import Manager
@@ -348,4 +370,4 @@ def ignore_pressure():
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
-                                     uncounted_tokens, late_rows, pages_at_once, no_wait)}
+                                     uncounted_tokens, late_rows, pages_at_once, no_wait, early_plans)}
