@@ -63,15 +63,20 @@ def running_growth(engine, req, page: int) -> int:
     return grow + page
 
 
-def shortage(engine, batch) -> Shortage:
-    """KV slots missing for the next decode step, and for the first waiting request (see `zipage_sglang.pressure`)."""
+def shortage(engine, batch, waiting: bool) -> Shortage:
+    """KV slots missing for the next decode step, and, if `waiting`, for the first waiting request (`zipage_sglang.pressure`)."""
     scheduler, page = engine.scheduler, engine.page_size
     free = engine.allocator.available_size() + (engine.tree.evictable_size() if engine.has_tree else 0)
     # A copy-out takes slots before it frees any, so the largest must always be possible.
-    sizes = (plan.copy_out_slots(s.start, s.config.budget, engine.protected_len(r), page) for r, s in active.manager().over)
-    copies = max(sizes, default=0)
+    over = active.manager().over
+    for r, s in over:
+        if s.copy_out is None:  # what the tree owns of the row stays the same until it is compressed
+            s.copy_out = plan.copy_out_slots(s.start, s.config.budget, engine.protected_len(r), page)
+    copies = max((s.copy_out or 0 for _, s in over), default=0)
     # Two steps: under overlap scheduling another step's slots are taken before this one's rows come back.
     now = 2 * page * len(batch.reqs) + copies - free
+    if not waiting:
+        return Shortage(now, None, free)
     holders = [r for r in batch.reqs if engine.holds_kv(r)] + parking.parked()
     full = len(holders) >= scheduler.max_running_requests
     if full or not scheduler.waiting_queue:

@@ -17,7 +17,7 @@ from zipage_patches import active, admission, parking
 from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.flight import Segment
+from zipage_sglang.flight import Remains, Segment
 from zipage_sglang.engine import Compression
 from zipage_sglang.per_request import InvalidSettings, request_config
 from zipage_sglang.pressure import Gain, Shortage
@@ -180,9 +180,9 @@ class SGLangEngine:
 
     # --- memory pressure ---------------------------------------------------------------------------------------------
 
-    def shortage(self, batch) -> Shortage:
-        """What the next decode step and the first waiting request lack, were nothing compressed."""
-        return admission.shortage(self, batch)
+    def shortage(self, batch, waiting: bool) -> Shortage:
+        """What the next decode step and, if `waiting`, the first waiting request lack, were nothing compressed."""
+        return admission.shortage(self, batch, waiting)
 
     def gain(self, req) -> Gain:
         """What compressing a row beyond its trigger yields."""
@@ -233,12 +233,16 @@ class SGLangEngine:
 
     # --- after the kernels are enqueued ------------------------------------------------------------------------------
 
-    def free(self, segments: list[Segment]):
+    def free(self, remains: Remains):
         """Give pages back, so that the same pass can admit into them."""
-        for slots, start in segments:
+        for slots, start in remains.segments:
             self.allocator.free_segment(slots, start_pos=start)
+        for lock in remains.locks:
+            tree.unlock(self.tree, lock)
+        # SGLang clears this only when the batch shrinks, but pages have just come free.
+        self.scheduler.running_batch.batch_is_full = False
 
-    def publish(self, batch, work: list[Compression]) -> list[Segment]:
+    def publish(self, batch, work: list[Compression]) -> Remains:
         """Shorten rows; returns what they have no more, for `free`."""
         if active.recorder is not None:
             slots = [active.recorder.slots(self.row(item.req), item.state.start, item.plan.kept) for item in work]
@@ -247,14 +251,14 @@ class SGLangEngine:
                     state = item.state
                     active.recorder.compressed(item.req, kept, state.start, item.plan.kv_len + state.evicted,
                                                first=not state.compressed)
-        lens, segments = batch.seq_lens_cpu.clone(), []
+        lens, remains = batch.seq_lens_cpu.clone(), Remains([], [])
         for item in work:
             req, plan = item.req, item.plan
             if plan.free_from < plan.kv_len:
                 freed = self.row_pool.req_to_token[kv.row(req), plan.free_from : plan.kv_len].to(torch.int64)
-                segments.append(Segment(freed, plan.free_from))
+                remains.segments.append(Segment(freed, plan.free_from))
             if item.new_slots is not None:
-                tree.shorten_lock(self.tree, req, plan.cut)
+                remains.locks.append(tree.shorten_lock(self.tree, req, plan.cut))
             # The row no longer matches the token ids: it must never enter the tree.
             req.skip_radix_cache_insert = True
             kv.set_length(req, plan.kept)
@@ -264,9 +268,8 @@ class SGLangEngine:
         staged = lens.pin_memory() if self.device.type == "cuda" else lens.clone()
         batch.seq_lens = staged.to(self.device, non_blocking=True)
         batch.seq_lens_sum = None
-        # SGLang clears this only when the batch shrinks, but pages have just come free.
-        batch.batch_is_full = False
-        return segments
+        batch.batch_is_full = False  # see `free`
+        return remains
 
     @staticmethod
     def ending(req) -> bool:

@@ -84,7 +84,7 @@ def _step(scheduler, manager, running_batch):
         checker.scheduler(scheduler, running_batch)
     manager.step(running_batch)
     if active.metrics is not None:
-        active.metrics.update(idle=not running_batch.reqs)
+        active.metrics.update(idle=not running_batch.reqs and not manager.parked)
     if checker is not None:
         checker.scheduler(scheduler, running_batch)
     if manager.stats.retractions:

@@ -20,25 +20,35 @@ class Segment(NamedTuple):
     start: int
 
 
+class Remains(NamedTuple):
+    """What requests have no more once they are compressed.
+
+    locks: of the prefix tree, on rows whose slots a compression reads, until it is over.
+    """
+
+    segments: list[Segment]
+    locks: list
+
+
 class Engine(Protocol):
     """What flights need of the serving engine."""
 
     def mark(self) -> Any: ...
     def wait_for(self, mark): ...
-    def free(self, segments: list[Segment]): ...
+    def free(self, remains: Remains): ...
 
 
 @dataclasses.dataclass(eq=False)
 class Flight:
     """Compressions that were launched together.
 
-    lands: manager step before which they are over.  mark: what the device passes behind them.  segments, query_slots: what they
+    lands: manager step before which they are over.  mark: what the device passes behind them.  remains, query_slots: what they
     hold.
     """
 
     lands: int
     mark: Any
-    segments: list[Segment]
+    remains: Remains
     query_slots: list[int]
     awaited: bool = False
 
@@ -50,8 +60,8 @@ class Flights:
         self.engine = engine
         self.aloft: list[Flight] = []
 
-    def launch(self, lands: int, segments: list[Segment], query_slots: list[int]) -> Flight:
-        flight = Flight(lands, self.engine.mark(), segments, query_slots)
+    def launch(self, lands: int, remains: Remains, query_slots: list[int]) -> Flight:
+        flight = Flight(lands, self.engine.mark(), remains, query_slots)
         self.aloft.append(flight)
         return flight
 
@@ -66,13 +76,13 @@ class Flights:
         landed = [f for f in self.aloft if before is None or f.lands <= before]
         for flight in landed:
             self.wait(flight)
-            self.engine.free(flight.segments)
+            self.engine.free(flight.remains)
         self.aloft = [f for f in self.aloft if f not in landed]
         return [slot for flight in landed for slot in flight.query_slots]
 
     @property
     def segments(self) -> list[Segment]:
-        return [segment for flight in self.aloft for segment in flight.segments]
+        return [segment for flight in self.aloft for segment in flight.remains.segments]
 
     @property
     def query_slots(self) -> list[int]:

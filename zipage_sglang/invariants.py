@@ -30,6 +30,10 @@ class InvariantChecker:
         self.manager = manager
         self.engine = manager.engine
         self.tree_sums: dict[int, tuple] = {}
+        # Since the tree was looked at last: such slots may be there again, with something else in them.
+        self.freed: list[torch.Tensor] = []
+        for name in ("free", "free_segment"):
+            self._note_freed(name)
         self.steps = 0
         self.decisions = 0  # hash of all that this rank has decided so far
 
@@ -136,11 +140,25 @@ class InvariantChecker:
         assert not set(held) & {*slots, *self.manager.free_slots}, "a query slot that a compression reads is given out"
         assert len(slots) + len(held) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
 
+    def _note_freed(self, name: str):
+        free = getattr(self.engine.allocator, name)
+
+        def noting(slots, *args, **kwargs):
+            self.freed.append(slots)
+            return free(slots, *args, **kwargs)
+
+        setattr(self.engine.allocator, name, noting)
+
     def _tree_slots(self) -> torch.Tensor:
         return self.engine.tree_slots() if self.engine.has_tree else torch.empty(0, dtype=torch.int64)
 
     def _check_tree_unchanged(self, tree: torch.Tensor):
         """A tree-owned slot's content is fixed from the first time it is seen until it leaves the tree."""
+        page = self.engine.page_size
+        for slot in {int(s) // page for slots in self.freed for s in slots.tolist()}:
+            for n in range(page):
+                self.tree_sums.pop(slot * page + n, None)
+        self.freed.clear()
         b = self.manager.runtime.buffers
         device = b.k_buffers[0].device
         slots = tree.to(device)

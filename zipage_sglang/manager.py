@@ -104,7 +104,7 @@ class Manager:
                 continue
             back.append(item)
         self.parked = stay
-        self.stats.parked_seconds += sum(time.perf_counter() - item.since for item in back)
+        self.stats.parked_seconds += sum(time.perf_counter() - item.since for item in back if item.state.parked_at)
         return [item.place for item in back]
 
     def _limit(self, due):
@@ -222,7 +222,8 @@ class Manager:
             return []
         waiting = [state for _, _, state in near] + [item.state for item in self.parked]
         slots = sum(state.slot == NO_SLOT for state in waiting) - len(self.free_slots)
-        shortage = engine.shortage(batch)._replace(query_slots=slots)
+        waiting = self.watch.now % pressure.ADMISSION_STEPS == 0
+        shortage = engine.shortage(batch, waiting)._replace(query_slots=slots)
         if not shortage:
             return []
         return sorted(rows[: pressure.victims([engine.gain(req) for _, req, _ in rows], shortage)], key=lambda row: row[0])
@@ -259,14 +260,14 @@ class Manager:
                 if engine.tp_size > 1:
                     raise  # the other ranks do not know, and would go on with other rows
                 return stuck + self._give_up(work)
-            segments = engine.publish(batch, work)
+            remains = engine.publish(batch, work)
             query_slots = [slot for item in work if (slot := self._after(item)) != NO_SLOT]
             if self.config.async_steps:
-                flight = self.flights.launch(self.watch.now + self.config.async_steps, segments, query_slots)
+                flight = self.flights.launch(self.watch.now + self.config.async_steps, remains, query_slots)
                 for item in work:
                     item.state.flight = flight
             else:
-                engine.free(segments)
+                engine.free(remains)
                 self.free_slots += query_slots
         return stuck
 
@@ -303,6 +304,7 @@ class Manager:
         state.count += 1
         state.parked_at = 0
         state.over = False
+        state.copy_out = None
         state.evicted += plan.evicted
         if not state.counted:
             self.compressed += 1

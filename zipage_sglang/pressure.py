@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+ADMISSION_STEPS = 4  # between two looks at what the first waiting request lacks, which takes a look at every request that runs
+
+
 class Shortage(NamedTuple):
     """What is missing, 0 or less where nothing is; in KV slots but for the last.
 

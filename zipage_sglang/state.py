@@ -21,6 +21,7 @@ class RequestState:
     look_at: manager step at which the next look is booked, 0 before the first.
     parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
+    copy_out: slots that its compression will copy out of the prefix tree while it is `over`, None if nobody asked yet.
     counted: whether the manager counts it among the compressed requests that hold a row.
     flight: the compression that is under way beside the decode steps, None if there is none.
     skip_insert: what SGLang's skip_radix_cache_insert said before the first compression, restored at a retraction.
@@ -35,6 +36,7 @@ class RequestState:
     look_at: int = 0
     parked_at: int = 0
     over: bool = False
+    copy_out: int | None = None
     counted: bool = False
     flight: Flight | None = None
     skip_insert: bool = False

@@ -38,22 +38,26 @@ def slots(tree) -> torch.Tensor:
 
 
 def shorten_lock(tree, req, cut: int):
-    """Keep only the prefix [0, cut) of the request locked in the tree (0: nothing); `cut` is a page boundary of its prompt.
+    """Lock only the prefix [0, cut) of the request in the tree (0: nothing); `cut` is a page boundary of its prompt.
 
-    The rest stays cached for others until the tree evicts it.
+    Returns the lock that it had until now, for `unlock`.  From then on the rest is cached for others, until the tree evicts it.
     """
     if _TREE_LOCKS:
         key = RadixKey(req.origin_input_ids[:cut], req.extra_key, cache_salt=req.cache_salt)
         match = tree.match_prefix(MatchPrefixParams(key=key))
         assert match.device_prefix_len == cut, (match.device_prefix_len, cut)
-        lock = tree.lock(match.last_device_node)
-        tree.unlock(req.lock)
-        req.lock = lock
+        before, req.lock = req.lock, tree.lock(match.last_device_node)
     else:
         match = tree.match_prefix(MatchPrefixParams(key=RadixKey(req.origin_input_ids[:cut], req.extra_key)))
         assert len(match.device_indices) == cut, (len(match.device_indices), cut)
         tree.inc_lock_ref(match.last_device_node)
-        tree.dec_lock_ref(req.last_node)
+        before = req.last_node
         req.prefix_indices = req.prefix_indices[:cut]
     req.last_node = match.last_device_node
     kv.set_protected(req, cut)
+    return before
+
+
+def unlock(tree, lock):
+    """Let go of what `shorten_lock` returned."""
+    tree.unlock(lock) if _TREE_LOCKS else tree.dec_lock_ref(lock)

@@ -21,7 +21,7 @@ SETTINGS = {
 def rounds(rng, around=(-1, 0, 1), alike=True):
     """Same prompts at the same time, so that all reach the cap together; two of three end at, or `around`, a compression: the step in
     flight when it was planned is their last."""
-    ids = [prompts()[i % 3][0 if alike else i:] for i in range(9)]
+    ids = [[30 + i] * (0 if alike else i) + prompts()[i % 3] for i in range(9)]
     last = lambda i: max(96 - len(ids[i]), 8) + 1 + rng.choice(around)
     return [[request(f"{n}-{i}", ids[i], rng.choice([150, last(i), last(i) + 32])) for i in range(9)] for n in range(2)]
 
@@ -56,6 +56,19 @@ def test_late_compressions(oracle_model, tmp_path):  # noqa: F811
     check(run, oracle_model, todo, METHOD)
 
 
+def test_prompts_are_not_evicted_while_they_are_read(oracle_model, tmp_path):  # noqa: F811
+    """A long prompt's rows are forgotten, not copied: the tree may evict them, and another prompt waits for just that."""
+    filler = sum(prompts()[1:], []) * 3  # in front of a problem, whose answer depends on what is kept of it
+    long, other = (filler + prompts()[0])[-190:], (filler[::-1] + prompts()[1])[-100:]
+    todo = [[request("long", long, 60), request("waits", other, 60)]]
+    run = run_engine(tmp_path, todo, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR=""), enable_zipage=True, max_total_tokens=300,
+                     zipage_async_steps=3, **{f"zipage_{k}": v for k, v in METHOD.items()})
+    for got, r in zip(run.rounds[0], todo[0]):
+        want = decode.generate(oracle_model, r["input_ids"], 60, decode.OracleConfig(**METHOD), ignore_eos=True)
+        assert got["ids"] == want.tokens, r["rid"]
+    assert run.info["copied_out_slots"] == 2 * 64 and run.info["retractions"] == 0 and run.flushed
+
+
 def test_aborted_while_they_are_compressed(tmp_path):
     """They end at once, the others to the last token, and no page is lost."""
     ids = prompts()
@@ -69,9 +82,11 @@ def test_aborted_while_they_are_compressed(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mutation", ["pages_at_once", "no_wait"])
+@pytest.mark.parametrize("mutation", ["pages_at_once", "no_wait", "unlock_at_once"])
 def test_what_is_given_out_early_is_noticed(mutation, oracle_model, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("ZIPAGE_MUTATION", mutation)
     with pytest.raises(AssertionError):
+        if mutation == "unlock_at_once":
+            test_prompts_are_not_evicted_while_they_are_read(oracle_model, tmp_path)
         todo, run = late(tmp_path)
         check(run, oracle_model, todo, METHOD)

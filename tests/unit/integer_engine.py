@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import types
 
 import torch
 from hypothesis import strategies as st
@@ -64,7 +63,7 @@ class IntegerEngine:
     def allocate(self, slots):
         return torch.arange(slots) if slots <= 64 else None
 
-    def shortage(self, batch):
+    def shortage(self, batch, waiting):
         return self.missing
 
     def gain(self, req):
@@ -93,8 +92,8 @@ class IntegerEngine:
     def wait_for(self, mark):
         self.passed = max(self.passed, mark)
 
-    def free(self, segments):
-        assert all(segment.mark <= self.passed or not self.config.async_steps for segment in segments), "freed before it is over"
+    def free(self, remains):
+        assert remains <= self.passed or not self.config.async_steps, "freed before it is over"
 
     def row(self, req):
         return 0
@@ -107,7 +106,7 @@ class IntegerEngine:
             item.req.kv = item.plan.kept
             if item.new_slots is not None:
                 item.req.protected = item.plan.cut
-        return [types.SimpleNamespace(mark=self.enqueued + 1)]
+        return self.enqueued + 1  # the mark that will be behind this
 
     def ending(self, req):
         return req.ending

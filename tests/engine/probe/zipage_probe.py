@@ -130,9 +130,6 @@ def lagging_stream():
     def checking(checker, *args):
         if not waiting:
             check(checker, *args)
-        else:  # what leaves the tree meanwhile may come back with something else in it
-            tree = set(checker._tree_slots().tolist())
-            checker.tree_sums = {slot: value for slot, value in checker.tree_sums.items() if slot in tree}
 
     def later(method):
         return lambda *args: waiting.append((method, args))
@@ -149,26 +146,33 @@ def lagging_stream():
 
 def lagging_compressions():
     """The stream of compressions (--zipage-async-steps) as late as it may be: they happen when the forward stream has waited for
-    them.  Without such a stream they lag as above."""
-    from zipage_patches import active
+    them.  Until then nothing of their rows may be free, or be written by a step.  Without such a stream they lag as above."""
+    from zipage_patches import active, forward
     from zipage_patches.engine import SGLangEngine
     from zipage_sglang.compressor import Compressor
 
-    enqueue, beside = Compressor.run, []
+    enqueue, init_new, beside, awaited = Compressor.run, forward.init_new, [], []
 
     def run(*args):
         beside.append(args) if active.config.async_steps else enqueue(*args)
 
     def mark(engine):
-        behind = beside[:]
-        beside.clear()
-        return behind
+        return len(beside)
 
     def wait_for(engine, mark):
-        for args in mark:
-            enqueue(*args)
+        while len(awaited) < mark:
+            awaited.append(beside[len(awaited)])
+            enqueue(*awaited[-1])
 
-    Compressor.run, SGLangEngine.mark, SGLangEngine.wait_for = run, mark, wait_for
+    def stepping(forward_batch, cls, batch, *args, **kwargs):
+        for _, _, *snapshot in beside[len(awaited):]:
+            held = {slot for rows in snapshot for some in rows for job, row in zip(some.jobs, some.table)
+                    for slot in row[job.start : job.kv_len].tolist()}
+            taken = held & {*active.manager().engine.allocator.free_pages.tolist(), *batch.out_cache_loc.tolist()}
+            assert not taken, f"slots of a row that is still to be compressed were given out: {sorted(taken)[:5]}"
+        return init_new(forward_batch, cls, batch, *args, **kwargs)
+
+    Compressor.run, SGLangEngine.mark, SGLangEngine.wait_for, forward.init_new = run, mark, wait_for, stepping
 
 
 def slow_compressions(ms):
@@ -247,7 +251,7 @@ def leak_page():
     """Evicted slots are not given back."""
     from zipage_patches.engine import SGLangEngine
 
-    SGLangEngine.free = lambda engine, segments: None
+    SGLangEngine.free = lambda engine, remains: None
 
 
 def stale_seq_lens_cpu():
@@ -258,9 +262,9 @@ def stale_seq_lens_cpu():
 
     def stale(engine, batch, work):
         before = batch.seq_lens_cpu
-        segments = publish(engine, batch, work)
+        remains = publish(engine, batch, work)
         batch.seq_lens_cpu = before
-        return segments
+        return remains
 
     SGLangEngine.publish = stale
 
@@ -290,10 +294,10 @@ def insert_compressed_rows():
     publish = SGLangEngine.publish
 
     def inserting(engine, batch, work):
-        segments = publish(engine, batch, work)
+        remains = publish(engine, batch, work)
         for item in work:
             item.req.skip_radix_cache_insert = False
-        return segments
+        return remains
 
     SGLangEngine.publish = inserting
 
@@ -333,9 +337,22 @@ def pages_at_once():
 
     launch = Flights.launch
 
-    def launching(flights, lands, segments, query_slots):
-        flights.engine.free(segments)
-        return launch(flights, lands, [], query_slots)
+    def launching(flights, lands, remains, query_slots):
+        flights.engine.free(remains)
+        return launch(flights, lands, type(remains)([], []), query_slots)
+
+    Flights.launch = launching
+
+
+def unlock_at_once():
+    """The prefix tree may evict what a compression beside the decode steps still reads."""
+    from zipage_sglang.flight import Flights
+
+    launch = Flights.launch
+
+    def launching(flights, lands, remains, query_slots):
+        flights.engine.free(remains._replace(segments=[]))
+        return launch(flights, lands, remains._replace(locks=[]), query_slots)
 
     Flights.launch = launching
 
@@ -370,4 +387,4 @@ def ignore_pressure():
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
-                                     uncounted_tokens, late_rows, pages_at_once, no_wait, early_plans)}
+                                     uncounted_tokens, late_rows, pages_at_once, no_wait, unlock_at_once, early_plans)}
