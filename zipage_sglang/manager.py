@@ -222,8 +222,8 @@ class Manager:
             return []
         waiting = [state for _, _, state in near] + [item.state for item in self.parked]
         slots = sum(state.slot == NO_SLOT for state in waiting) - len(self.free_slots)
-        waiting = self.watch.now % pressure.ADMISSION_STEPS == 0
-        shortage = engine.shortage(batch, waiting)._replace(query_slots=slots)
+        look = self.watch.now % pressure.ADMISSION_STEPS == 0
+        shortage = engine.shortage(batch, look)._replace(query_slots=slots)
         if not shortage:
             return []
         return sorted(rows[: pressure.victims([engine.gain(req) for _, req, _ in rows], shortage)], key=lambda row: row[0])
