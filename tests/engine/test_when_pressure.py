@@ -25,7 +25,8 @@ def test_compressed_only_where_it_helps(name, oracle_model, tmp_path):  # noqa: 
     crowd[3]["params"]["max_new_tokens"] = POOL + 100  # longer than the whole pool
     crowd[6]["params"]["custom_params"] = {"zipage": {"enabled": False}}  # never a victim
     # A prompt that fills the pool but for a few tokens: no room for slots to copy it to, so it is not compressed and nobody waits for it.
-    tight = request("tight", (sum(ids, []) * 9)[: POOL - 80], 50, custom_params={"zipage": {"prefix": "compress"}})
+    length = POOL - 80 - 3 * SETTINGS[name].get("page_size", 0)  # SGLang wants room for its last pages
+    tight = request("tight", (sum(ids, []) * 9)[:length], 50, custom_params={"zipage": {"prefix": "compress"}})
     behind = request("behind", ids[0], 60)
     run = run_engine(tmp_path, [roomy, crowd, roomy_again(roomy), [tight, behind]], enable_zipage=True, zipage_when="pressure", zipage_budget=BUDGET,
                      zipage_block=BLOCK, zipage_window=8, max_total_tokens=POOL, **SETTINGS[name])
