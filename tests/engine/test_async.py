@@ -81,6 +81,15 @@ def test_aborted_while_they_are_compressed(tmp_path):
     assert run.info["sat_out"] > 0 and run.flushed
 
 
+def test_who_comes_later_is_admitted(tmp_path):
+    """Nothing runs but what is compressed and ends with the step in flight; who waits for its pages gives up; then somebody comes."""
+    filler = sum(prompts(), []) * 3
+    todo = [[request("ends", filler[:190], 9), request("gives-up", filler[7:107], 60)], [request("later", filler[:80], 40)]]
+    run = run_engine(tmp_path, todo, env={"ZIPAGE_ABORT_WAITING": "1"}, timeout=150, enable_zipage=True, max_total_tokens=300,
+                     zipage_async_steps=3, **{f"zipage_{k}": v for k, v in METHOD.items()})
+    assert [got["reason"]["type"] for got in run.rounds[0]] == ["length", "abort"] and len(run.rounds[1][0]["ids"]) == 40
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mutation", ["pages_at_once", "no_wait", "unlock_at_once"])
 def test_what_is_given_out_early_is_noticed(mutation, oracle_model, tmp_path, monkeypatch):  # noqa: F811

@@ -14,6 +14,8 @@ def register():
         abort_chunks(json.loads(chunks))
     if count := os.environ.get("ZIPAGE_ABORT_PARKED"):
         abort_parked(int(count))
+    if os.environ.get("ZIPAGE_ABORT_WAITING"):
+        abort_waiting()
     if spec := os.environ.get("ZIPAGE_FAIL"):
         failing_compressions(json.loads(spec))
     if os.environ.get("ZIPAGE_LAG"):
@@ -88,6 +90,22 @@ def abort_parked(count):
         if rids and len(gone) < count:
             gone.add(rids[-1])
             recv_reqs = [*recv_reqs, AbortReq(rid=rids[-1])]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def abort_waiting():
+    """Requests to abort arrive for all that wait while pages are held by a compression beside the decode steps."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from zipage_patches import active
+
+    process = Scheduler.process_input_requests
+
+    def processing(scheduler, recv_reqs):
+        if active.manager().flights.aloft:
+            recv_reqs = [*recv_reqs, *(AbortReq(rid=req.rid) for req in scheduler.waiting_queue)]
         return process(scheduler, recv_reqs)
 
     Scheduler.process_input_requests = processing
