@@ -17,8 +17,8 @@ from zipage_patches import active, admission, parking
 from zipage_patches.compat import batches, kv, ranks, tree
 from zipage_sglang import plan
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.flight import Remains, Segment
 from zipage_sglang.engine import Compression
+from zipage_sglang.flight import Remains, Segment
 from zipage_sglang.per_request import InvalidSettings, request_config
 from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.sizing.memory import what_fits

@@ -2,8 +2,7 @@
 
 import pytest
 from harness import request, run_engine
-from oracle import decode
-from test_oracle import oracle_model, prompts  # noqa: F401 (fixture)
+from test_oracle import check_tokens, oracle_model, prompts  # noqa: F401 (fixture)
 
 METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
 
@@ -14,11 +13,7 @@ def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_
     rounds = [[request(f"r{n}-{i}", ids[i % 4], 150 + 7 * i) for i in range(8)] for n in range(2)]
     run = run_engine(tmp_path, rounds, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR=""), enable_zipage=True,
                      max_total_tokens=1200, **{f"zipage_{k}": v for k, v in METHOD.items()})
-    for outputs, requests in zip(run.rounds, rounds):
-        for got, r in zip(outputs, requests):
-            n = r["params"]["max_new_tokens"]
-            want = decode.generate(oracle_model, r["input_ids"], n, decode.OracleConfig(**METHOD), ignore_eos=True)
-            assert got["ids"] == want.tokens, r["rid"]
+    check_tokens(oracle_model, run, sum(rounds, []), METHOD)
     assert run.info["compressions"] > 40 and run.info["copied_out_slots"] > 0 and run.info["retractions"] == 0 and run.flushed
 
 

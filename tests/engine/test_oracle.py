@@ -40,6 +40,16 @@ SETTINGS = {
         method=dict(policy="attention", prefix="auto", sinks=2),
         engine=dict(disable_overlap_schedule=True, page_size=16, chunked_prefill_size=48), retract=29, copies=True,
     ),
+    # Compressions beside the decode steps.
+    "async-retract": dict(method=dict(policy="zipage"), engine=dict(zipage_async_steps=2), retract=23),
+    "async-noradix": dict(
+        method=dict(policy="attention"),
+        engine=dict(zipage_async_steps=3, disable_overlap_schedule=True, disable_radix_cache=True, page_size=16),
+    ),
+    "async-compress": dict(
+        method=dict(policy="zipage", prefix="compress", budget=64),
+        engine=dict(zipage_async_steps=1, page_size=4, chunked_prefill_size=48), retract=29, copies=True,
+    ),
 }
 
 
@@ -58,6 +68,14 @@ def prompts():
 def lengths(n):
     rng = random.Random(n)
     return [rng.randint(150, 220) for _ in range(6)]
+
+
+def check_tokens(oracle_model, run, requests, method):
+    """Their tokens are the oracle's."""
+    for r in requests:
+        want = decode.generate(oracle_model, r["input_ids"], r["params"]["max_new_tokens"], decode.OracleConfig(**method),
+                               ignore_eos=True, retract_after=run.retracted_at.get(r["rid"], []))
+        assert run.output(r["rid"]) == want.tokens, r["rid"]
 
 
 def compare_kept(oracle_records, engine_lines, wasted):
@@ -126,8 +144,8 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
         assert all(o["cached"] > 0 for o in run.rounds[1])
 
 
-# CI runs six of the eight, `make test-full` all.
-FULL = ("recent-noradix", "auto-prompt-retract")
+# CI runs eight of the eleven, `make test-full` all.
+FULL = ("recent-noradix", "auto-prompt-retract", "async-compress")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in FULL else n for n in SETTINGS])

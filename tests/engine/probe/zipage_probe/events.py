@@ -1,0 +1,98 @@
+"""What happens to requests at moments that no client can choose, and what a machine without a GPU lacks."""
+
+import torch
+
+
+def abort_chunks(chunks):
+    """chunks: {rid: n}.  A request to abort `rid` arrives while it is the one being prefilled in chunks, n chunks done or under
+    way."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+
+    process, seen = Scheduler.process_input_requests, {}
+
+    def processing(scheduler, recv_reqs):
+        if (req := scheduler.chunked_req) is not None:
+            seen[req.rid] = seen.get(req.rid, 0) + 1
+            if seen[req.rid] == chunks.get(req.rid):
+                recv_reqs = [*recv_reqs, AbortReq(rid=req.rid)]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def abort_parked(count):
+    """Requests to abort arrive for `count` requests, one after the other, each while it is parked."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from zipage_patches import parking
+
+    process, gone = Scheduler.process_input_requests, set()
+
+    def processing(scheduler, recv_reqs):
+        rids = [req.rid for req in parking.parked() if req.rid not in gone]
+        if rids and len(gone) < count:
+            gone.add(rids[-1])
+            recv_reqs = [*recv_reqs, AbortReq(rid=rids[-1])]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def abort_waiting():
+    """Requests to abort arrive for all that wait while pages are held by a compression beside the decode steps."""
+    from sglang.srt.managers.io_struct import AbortReq
+    from sglang.srt.managers.scheduler import Scheduler
+    from zipage_patches import active
+
+    process = Scheduler.process_input_requests
+
+    def processing(scheduler, recv_reqs):
+        if active.manager().flights.aloft:
+            recv_reqs = [*recv_reqs, *(AbortReq(rid=req.rid) for req in scheduler.waiting_queue)]
+        return process(scheduler, recv_reqs)
+
+    Scheduler.process_input_requests = processing
+
+
+def failing_compressions(spec):
+    """spec: {"calls": [n, ...], "rids": [rid, ...]}.  Compressions (counted over all requests) and requests that raise."""
+    from zipage_sglang.compressor import Compressor
+    from zipage_sglang.manager import Manager
+
+    run, job, count, reqs = Compressor.run, Manager._job, [0], []
+
+    def remembering(manager, item):
+        reqs.append(item.req.rid)
+        return job(manager, item)
+
+    def failing(compressor, jobs, rows=None):
+        rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
+        count[0] += bool(rids)
+        if rids and (count[0] in spec["calls"] or set(rids) & set(spec["rids"])):
+            run(compressor, jobs, rows)  # the worst case: tokens have been moved already
+            raise RuntimeError("a kernel that does not launch")
+        return run(compressor, jobs, rows)
+
+    Compressor.run, Manager._job = failing, remembering
+
+
+def unchecked():
+    """Requests with `unchecked` in their custom_params reach the scheduler whatever their settings are."""
+    from zipage_patches import tokenizer
+
+    check = tokenizer.per_request.request_config
+
+    class Lenient:
+        request_config = staticmethod(lambda params, *rest: None if params.get("unchecked") else check(params, *rest))
+
+    tokenizer.per_request = Lenient
+
+
+def unpinned():
+    """Every LoRA backend of SGLang pins host memory, which torch cannot do without a GPU; plain memory does as well there."""
+    torch.Tensor.pin_memory = lambda tensor, device=None: tensor
+    for name in ("tensor", "zeros", "empty"):
+        def make(*args, _make=getattr(torch, name), pin_memory=False, **kwargs):
+            return _make(*args, **kwargs)
+        setattr(torch, name, make)
