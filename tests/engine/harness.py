@@ -1,9 +1,11 @@
 """Engines in subprocesses (a scheduler that fails takes its whole process tree along), with every check switched on."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -67,11 +69,16 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, refused=(), **engine) ->
     spec, result = tmp_path / "spec.json", tmp_path / "result.json"
     spec.write_text(json.dumps({"engine": {**CPU, **engine}, "rounds": rounds, "refused": list(refused)}))
     with open(tmp_path / "log.txt", "w") as log:
-        process = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, str(pathlib.Path(__file__).with_name("run_engine.py")), str(spec), str(result)],
-            env=environment(**{"ZIPAGE_PROBE_DIR": tmp_path, **(env or {})}), stdout=log, stderr=log, timeout=timeout,
+            env=environment(**{"ZIPAGE_PROBE_DIR": tmp_path, **(env or {})}), stdout=log, stderr=log,
             start_new_session=True,
         )
+    try:
+        process.wait(timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # an engine that stopped for good leaves its scheduler behind
+            os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0 or not result.exists():
         raise EngineFailed((tmp_path / "log.txt").read_text()[-6000:])
     data = json.loads(result.read_text())
