@@ -1,0 +1,74 @@
+"""Servers that a soak goes through: flags, environment, and what can be asked of their answers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+# Every check that the plugin and SGLang have; each ends the server where it fails.
+CHECKS = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_DEBUG_MEMORY_POOL": "1",
+    "ZIPAGE_CHECK_INVARIANTS": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """method: what the kept tokens, and so a request's answer, depend on.  retract: SGLang retracts somebody every so many steps.
+    steady: answers do not depend on the load."""
+
+    name: str
+    method: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+    retract: int | None = None
+    steady: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if self.retract is None:
+            return CHECKS
+        return {**CHECKS, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(self.retract)}
+
+
+KEEP = ("--zipage-prefix", "keep")
+PAGES = ("--page-size", "16", "--zipage-prefix", "auto")
+CHUNKS = ("--chunked-prefill-size", "64")
+SETTINGS = (
+    Setting("default", KEEP),
+    Setting("pages, chunks", PAGES, CHUNKS),
+    Setting("pages, chunks, retracted", PAGES, CHUNKS, retract=61),
+    Setting("beside two steps", KEEP, ("--zipage-async-steps", "2")),
+    Setting("without overlap", KEEP, ("--disable-overlap-schedule",)),
+    Setting("beside a step, pages, retracted", PAGES, ("--zipage-async-steps", "1", *CHUNKS), retract=61),
+    Setting("under pressure", KEEP, ("--zipage-when", "pressure"), steady=False),
+    Setting("without prefix cache", KEEP, ("--disable-radix-cache",)),
+    Setting("pressure, pages, retracted", PAGES, ("--zipage-when", "pressure", *CHUNKS), retract=61, steady=False),
+    Setting("few query slots", KEEP, ("--zipage-query-slots", "2", "--zipage-max-compress-per-step", "1")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """level: tokens of reasoning a problem.  problems: of each family, shared by the clients.  clients: at once.  flags: model's
+    size and the method's.  exact: float32 on the CPU, where a request's tokens do not depend on its neighbours."""
+
+    level: int
+    problems: int
+    clients: int
+    flags: tuple[str, ...]
+    exact: bool
+
+
+def _method(budget: int, block: int, window: int) -> tuple[str, ...]:
+    return ("--enable-zipage", "--zipage-budget", str(budget), "--zipage-block", str(block), "--zipage-window", str(window))
+
+
+LOADS = {
+    "cpu": Load(320, 3, 12, ("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--disable-cuda-graph",
+                             "--max-total-tokens", "2560", *_method(160, 32, 8)), True),
+    "cuda": Load(800, 8, 64, ("--dtype", "bfloat16", "--attention-backend", "flashinfer", "--cuda-graph-max-bs-decode", "64",
+                              "--disable-prefill-cuda-graph", "--mem-fraction-static", "0.2", "--max-total-tokens", "16384",
+                              *_method(256, 64, 16)), False),
+}  # fmt: skip
