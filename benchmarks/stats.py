@@ -31,6 +31,13 @@ def share(right: int, n: int) -> str:
     return f"{100 * right / n:.0f} % ({100 * low:.0f}-{100 * high:.0f})"
 
 
+def mcnemar(better: int, worse: int) -> float:
+    """Two-sided p of the exact McNemar test: problems that only one of two settings solves, were both equally good."""
+    from scipy.stats import binomtest  # a second to import
+
+    return float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+
+
 def bootstrap(groups: list[list[float]], draws: int = 2000, seed: int = 0) -> tuple[float, float, float]:
     """(mean, low, high): the mean of the groups' means, with its 95 % percentile interval over problems (Efron 1979).
 

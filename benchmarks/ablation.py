@@ -1,0 +1,126 @@
+"""One knob at a time: what each does to the reasoner's accuracy, beside the default and the paper's settings.
+
+    python -m benchmarks.ablation --budget 512 --n 64 --gpus 0,1 --jobs 20 --out FILE [--knobs window recency]
+
+Every variant is one run of `python -m benchmarks.accuracy`, --jobs at a time, on the same problems; rows are compared with the
+default's problem by problem (exact McNemar test over all families).  A variant that is there is not measured again, so that the same
+command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import provenance, table
+from benchmarks.reasoner import tasks
+from benchmarks.server import exit_on_sigterm
+from benchmarks.stats import mcnemar, wilson
+
+# knob -> {value: what differs from the defaults (lambda 0.2, alpha 0.8, tau 0.4, w 16, b 128, pooling once, lightning, r 0.5)}
+ZIPAGE = ["--policies", "zipage"]
+VARIANTS: dict[str, dict[str, list[str]]] = {
+    "default": {"": ZIPAGE},
+    "paper": {"r 0": [*ZIPAGE, "--recency", "0"]},
+    "recency": {r: [*ZIPAGE, "--recency", r] for r in ("0.25", "0.75", "0.9")},
+    "window": {w: [*ZIPAGE, "--window", w] for w in ("4", "32", "64", "128")},
+    "alpha": {a: [*ZIPAGE, "--alpha", a] for a in ("0", "0.95", "1")},
+    "lambda": {v: [*ZIPAGE, "--lambda", v] for v in ("0.05", "0.5", "0.9")},
+    "redundancy": {"none": [*ZIPAGE, "--redundancy", "none", "--lambda", "1"], "flash": [*ZIPAGE, "--redundancy", "flash"]},
+    "tau": {t: [*ZIPAGE, "--tau", t] for t in ("0.04", "4")},
+    "pooling": {p: [*ZIPAGE, "--pooling", p] for p in ("never", "always")},
+    "block": {b: [*ZIPAGE, "--block", b] for b in ("32", "64", "256")},
+    "policy": {p: ["--policies", p] for p in ("attention", "random", "recent")},
+}
+
+
+def names(knobs: list[str]) -> list[tuple[str, str]]:
+    return [(knob, value) for knob in VARIANTS if knob in knobs or knob == "default" for value in VARIANTS[knob]]
+
+
+def measure(knob: str, value: str, number: int, args) -> Path | None:
+    """The variant's file, None if its run failed (its log lies beside it)."""
+    path = args.folder / f"{knob}-{value or 'default'}.json"
+    if path.exists():
+        return path
+    command = [sys.executable, "-m", "benchmarks.accuracy", "--levels", str(args.level), "--n", str(args.n), "--budgets",
+               str(args.budget), "--block", "128", "--knobs", args.regime, "--concurrency", str(args.concurrency), "--no-full",
+               *VARIANTS[knob][value], "--out", str(path) + ".part"]  # fmt: skip
+    env = dict(os.environ)
+    if args.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = args.gpus[number % len(args.gpus)]
+    with path.with_suffix(".log").open("wb") as log:
+        code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT).returncode
+    if code == 0:
+        os.replace(str(path) + ".part", path)
+    print(f"[{knob} {value}] {'done' if code == 0 else f'failed ({code})'}", flush=True)
+    return path if code == 0 else None
+
+
+def outcomes(path: Path) -> dict[str, list[bool]]:
+    """{family: right or not, by problem}."""
+    return {cell["family"]: cell["outcomes"] for cell in json.loads(path.read_text())["cells"]}
+
+
+def rows(found: dict[tuple[str, str], dict[str, list[bool]]]) -> list[dict]:
+    """A row a variant: pass@1 of each family and their mean, and how it differs from the default."""
+    base, result = found[("default", "")], []
+    for (knob, value), cells in found.items():
+        per_family = {f: sum(cells[f]) / len(cells[f]) for f in tasks.FAMILIES if f in cells}
+        pairs = [(a, b) for f in per_family for a, b in zip(cells[f], base.get(f, []), strict=False)]
+        better, worse = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+        right, n = sum(map(sum, cells.values())), sum(map(len, cells.values()))
+        result.append(dict(knob=knob, value=value, families=per_family, mean=sum(per_family.values()) / len(per_family), right=right,
+                           n=n, wilson95=wilson(right, n), better=better, worse=worse, p=mcnemar(better, worse)))  # fmt: skip
+    return result
+
+
+def render(result: list[dict]) -> str:
+    head = ["variant", *tasks.FAMILIES, "mean %", "95 %", "better", "worse", "p"]
+    lines = [
+        [f"{r['knob']} {r['value']}".strip(), *(f"{100 * r['families'].get(f, float('nan')):.0f}" for f in tasks.FAMILIES),
+         f"{100 * r['mean']:.1f}", "{:.0f}-{:.0f}".format(*(100 * x for x in r["wilson95"])), r["better"], r["worse"],
+         f"{r['p']:.3f}" if r["knob"] != "default" else "-"] for r in result
+    ]  # fmt: skip
+    return table.render(head, lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--knobs", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="only these, and the default")
+    add("--budget", type=int, default=512, help="K (default %(default)s)")
+    add("--level", type=int, default=2000, help="tokens of reasoning (default %(default)s)")
+    add("--regime", default="default", help="knobs of the problems: default or short (default %(default)s)")
+    add("--n", type=int, default=64, help="problems a family (default %(default)s)")
+    add("--concurrency", type=int, default=256, help="requests at once (default %(default)s)")
+    add("--jobs", type=int, default=1, help="engines at once (default %(default)s)")
+    add("--gpus", type=lambda text: text.split(","), help="numbers, shared out among the jobs")
+    add("--folder", type=Path, default=Path(".ablation"), help="a file a variant (default %(default)s)")
+    add("--out", type=Path, help="JSON file of the table")
+    args = parser.parse_args(argv)
+    exit_on_sigterm()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    origin, variants = provenance.describe(), names(args.knobs)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        paths = list(pool.map(lambda item: measure(*item[1], item[0], args), enumerate(variants)))
+    found = {name: outcomes(path) for name, path in zip(variants, paths, strict=True) if path}
+    if ("default", "") not in found:
+        print("the default did not run; nothing to compare with")
+        return 1
+    result = rows(found)
+    print(render(result))
+    if args.out:
+        options = {k: str(v) for k, v in vars(args).items()}
+        args.out.write_text(json.dumps(dict(**origin, options=options, rows=result), indent=1) + "\n")
+    return int(None in paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
