@@ -4,6 +4,7 @@ agree with itself between the same settings.  All engines start at once; a table
 import concurrent.futures
 import os
 import random
+import time
 
 import pytest
 import torch
@@ -68,10 +69,19 @@ def runs(tmp_path_factory):
     with concurrent.futures.ThreadPoolExecutor(max_workers=int(os.environ.get("ZIPAGE_GPU_ENGINES", "7"))) as pool:
         futures = {n: pool.submit(run_engine, folder / n, mixed_rounds() if n in MIXED else rounds(), env=e,
                                   timeout=150 if n == "mixed-early-plans" else 420, **kw) for n, (kw, e) in jobs.items()}
-        concurrent.futures.wait(futures.values())
-    results = {name: future.exception() or future.result() for name, future in futures.items()}
-    report(results)
+        results = finished(futures)
+    for name, run in results.items():
+        report(name, run, results)
     return results
+
+
+def finished(futures):
+    """{name: run, or why there is none}, each told when it is there: the whole may take longer than somebody waits."""
+    names, start = {future: name for name, future in futures.items()}, time.monotonic()
+    for future in concurrent.futures.as_completed(names):
+        error = future.exception()
+        print(f"{names[future]:18s} {'FAILED' if error else 'done'} after {time.monotonic() - start:.0f} s", flush=True)
+    return {name: future.exception() or future.result() for name, future in futures.items()}
 
 
 def right(run, n=0):
@@ -84,16 +94,14 @@ def agreement(a, b):
     return sum(x == y for x, y in zip(a.ids(), b.ids())) / len(a.ids())
 
 
-def report(results):
-    for name, run in results.items():
-        if isinstance(run, BaseException):
-            print(f"{name:18s} FAILED: {str(run)[-1500:]}")
-            continue
-        base = results["mixed" if name in MIXED else "full-base" if name.startswith("full") else "base"]
-        same = "" if isinstance(base, BaseException) else f"{agreement(run, base):.2f}"
-        info = {k: v for k, v in (run.info or {}).items() if k != "config"}
-        answers = "" if name in MIXED else f"right {right(run)}/{len(run.ids())} again {right(run, 1)}"
-        print(f"{name:18s} {answers} equal to base {same} {info}")
+def report(name, run, results):
+    if isinstance(run, BaseException):
+        print(f"{name:18s} FAILED: {str(run)[-1500:]}")
+        return
+    base = results["mixed" if name in MIXED else "full-base" if name.startswith("full") else "base"]
+    same = "" if isinstance(base, BaseException) else f"{agreement(run, base):.2f}"
+    answers = "" if name in MIXED else f"right {right(run)}/{len(run.ids())} again {right(run, 1)}"
+    print(f"{name:18s} {answers} equal to base {same} { {k: v for k, v in (run.info or {}).items() if k != 'config'} }")
 
 
 def ok(runs, name):

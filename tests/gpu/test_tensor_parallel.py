@@ -5,7 +5,7 @@ import concurrent.futures
 
 import pytest
 import torch
-from test_engine import GPU, METHOD, UNCHECKED, agreement, ok, problems, report, right, rounds, run_engine
+from test_engine import GPU, METHOD, UNCHECKED, agreement, finished, ok, problems, report, right, rounds, run_engine
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two CUDA GPUs", allow_module_level=True)
@@ -30,9 +30,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tp")
     with concurrent.futures.ThreadPoolExecutor(len(SETTINGS)) as pool:
         futures = {n: pool.submit(run_engine, folder / n, rounds(), env=e, timeout=420, **kw) for n, (kw, e) in SETTINGS.items()}
-        concurrent.futures.wait(futures.values())
-    results = {name: future.exception() or future.result() for name, future in futures.items()}
-    report(results)
+        results = finished(futures)
+    for name, run in results.items():
+        report(name, run, results)
     return results
 
 
