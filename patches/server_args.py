@@ -79,6 +79,10 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         "(--zipage-when pressure). Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
+    zipage_passes: A[Optional[int], _memory(
+        "Windows of w tokens before a compression whose queries score, the last one included: block / window of them see every "
+        "token that was read since the last compression. Each pass costs the time of its attention scores, and a request has a "
+        f"query slot for as many tokens. Default {_DEFAULT['passes']}."), NS("memory")] = None
     zipage_async_steps: A[Optional[int], _memory(
         "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
         "free after them. 0: between two steps, in their stream. Default 0."), NS("memory")] = None

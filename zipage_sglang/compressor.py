@@ -7,6 +7,8 @@ by kernel, the latter apart from others: every launch has one configuration.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
 from collections import deque
 from typing import NamedTuple
@@ -29,6 +31,13 @@ GRAPH_SIZES = (8, 4, 2, 1)  # largest first, so that the others find its memory
 def most_candidates(config: ZipageConfig) -> int:
     """Candidates of one launch, all its requests together, that the workspace is for (a single row may be longer)."""
     return MAX_TOGETHER * config.largest_cap
+
+
+@functools.lru_cache(maxsize=64)
+def scoring_only(config: ZipageConfig) -> ZipageConfig:
+    """The configuration of a job that keeps all candidates and so only updates their scores F: it makes nothing of them yet, and
+    what was seen in one block does not age."""
+    return dataclasses.replace(config, alpha=1.0, lam=1.0, redundancy="none", pooling="never")
 
 
 class Job(NamedTuple):
@@ -84,6 +93,8 @@ class Compressor:
         if self.device.type == "cuda":  # longer rows than any graph holds, and than selection keeps on chip, are launched, too
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+        if self.config.passes > 1:
+            self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.cap, 0, [0] * self.config.window, scoring_only(self.config))])
         if graphs and self.device.type == "cuda":
             self._capture()
         else:

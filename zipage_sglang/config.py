@@ -31,6 +31,7 @@ class ZipageConfig:
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
     are expected, with a margin (one each under `pressure`).  max_compress: compressions a step, 0: no limit.
+    passes: windows of w tokens before a compression that score, the last w included; 1: as in the paper.
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
@@ -53,6 +54,7 @@ class ZipageConfig:
     when: str = "always"
     query_slots: int = 0
     max_compress: int = 0
+    passes: int = 1
     async_steps: int = 0
     max_budget: int = 0
     per_request: str = "all"
@@ -71,6 +73,11 @@ class ZipageConfig:
     def reserve(self) -> int:
         """Latest tokens that are always kept, max(w, floor(r K))."""
         return max(self.window, math.floor(self.recency * self.budget))
+
+    @property
+    def scored(self) -> int:
+        """Tokens before a compression whose queries score, in `passes` windows; a request has a query slot for so long."""
+        return self.passes * self.window
 
     @property
     def forced_sinks(self) -> int:
@@ -113,6 +120,12 @@ class ZipageConfig:
         need(0 <= self.max_compress, "max-compress", f"must not be negative, got {self.max_compress}")
         need(self.max_compress == 0 or self.when == "always", "max-compress",
              "cannot be kept with --zipage-when pressure, where pages must come free at once; drop one of the two")
+        need(1 <= self.passes, "passes", f"must be at least 1, got {self.passes}")
+        need(self.scored <= self.block, "passes", f"{self.passes} windows of {self.window} tokens are more than --zipage-block "
+             f"({self.block}); at most {self.block // self.window}")
+        need(self.passes == 1 or (self.policy == "zipage" and self.when == "always" and self.async_steps == 0), "passes",
+             f"{self.passes} passes need the scores of --zipage-policy zipage and windows that end where compressions do "
+             "(--zipage-when always, --zipage-async-steps 0)")
         need(0 <= self.async_steps, "async-steps", f"must not be negative, got {self.async_steps}")
         need(self.async_steps == 0 or self.when == "always", "async-steps",
              "cannot be used with --zipage-when pressure, where pages must come free at once; drop one of the two")

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from zipage_sglang import pressure
-from zipage_sglang.compressor import Compressor, Job
+from zipage_sglang.compressor import Compressor, Job, scoring_only
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.engine import Compression, Engine
 from zipage_sglang.flight import Flights
@@ -63,16 +63,20 @@ class Manager:
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""
         started = time.perf_counter()
-        due, near = self._look(batch)
+        due, near, scored = self._look(batch)
         if self.over:
             due = self._needed(batch, near)
+        if scored:
+            self._score(scored)
+            self.stats.compress_seconds += time.perf_counter() - started
         stuck: list[int] = []
         late, flying = [], []
         if due:
+            compressing = time.perf_counter()
             due, late = self._limit(due)
             stuck = self._compress(batch, due)
             flying = [item for item in due if item[2].flight is not None]
-            self.stats.compress_seconds += time.perf_counter() - started
+            self.stats.compress_seconds += time.perf_counter() - compressing
         late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
         if stuck or late or flying:
             self._leave(batch, stuck, late, flying)
@@ -172,8 +176,9 @@ class Manager:
         return self.runtime.slots - len(self.free_slots)
 
     def _look(self, batch):
-        """(due, near): requests to compress now, and those whose next token's query must be kept."""
-        due, near = [], []
+        """(due, near, scored): requests to compress now, those whose next token's query must be kept, and of these the ones whose
+        last w queries score now."""
+        due, near, scored = [], [], []
         engine, cfg, watch = self.engine, self.config, self.watch
         looks = watch.due()
         if self.running.changed(batch.reqs):
@@ -199,14 +204,19 @@ class Manager:
                 self.over.append((req, state))
             elif kv_len >= trigger:
                 due.append((index, req, state))
-            elif kv_len >= trigger - cfg.window:
+            elif (left := trigger - kv_len) <= cfg.scored:
                 near.append((index, req, state))
-                watch.book(req, state, trigger - kv_len)
+                # Its slot is there since `scored` tokens before the trigger: the first window is full w tokens later.
+                full = left < cfg.scored and left % cfg.window == 0 and state.slot != NO_SLOT
+                if full and state.scores_early and not engine.ending(req):
+                    scored.append((index, req, state))
+                watch.book(req, state, left % cfg.window or cfg.window)
             else:
-                watch.book(req, state, trigger - cfg.window - kv_len)
+                watch.book(req, state, left - cfg.scored)
         due.sort(key=lambda item: item[0])
         near.sort(key=lambda item: item[0])
-        return due, near
+        scored.sort(key=lambda item: item[0])
+        return due, near, scored
 
     def _needed(self, batch, near):
         """Of the rows beyond their trigger, those that must be compressed now, the largest first: `due` under pressure.
@@ -252,7 +262,7 @@ class Manager:
         if work:
             try:
                 engine.copy_out(work, self.runtime)
-                jobs = [self._job(item) for item in work]
+                jobs = [self._job(item.req, item.state, item.plan.kv_len, item.state.config) for item in work]
                 rows = self.compressor.snapshot(jobs)
                 with engine.compression_stream():
                     self.compressor.run(jobs, rows)
@@ -271,6 +281,24 @@ class Manager:
                 self.free_slots += query_slots
         return stuck
 
+    def _score(self, scored):
+        """Add what the last w queries of each request look at to its scores.  Its row stays as it is."""
+        jobs = []
+        for _, req, state in scored:
+            kv_len = self.engine.kv_len(req)
+            jobs.append(self._job(req, state, kv_len, scoring_only(state.config))._replace(keep=kv_len - state.start))
+        try:
+            self.compressor.run(jobs, self.compressor.snapshot(jobs))
+        except Exception:  # the rows are unharmed, and their scores only less complete
+            if self.engine.tp_size > 1:
+                raise
+            logger.exception("scoring %s failed", [req.rid for _, req, _ in scored])
+            self.stats.failures += len(scored)
+            return
+        for (_, _, state), job in zip(scored, jobs, strict=True):
+            state.stored = job.keep
+        self.stats.passes += len(scored)
+
     def _give_up(self, work: list[Compression]) -> list[int]:
         """A compression failed and may have moved some tokens: all of its requests are recomputed from their text."""
         logger.exception("compressing %s failed; they are prefilled again", [item.req.rid for item in work])
@@ -281,27 +309,25 @@ class Manager:
             self.engine.failed(item.req)
         return [item.index for item in work]
 
-    def _job(self, item: Compression) -> Job:
-        state, plan = item.state, item.plan
-        assert state.config is not None
-        budget = state.config.budget
-        true_len = plan.kv_len + state.evicted
+    def _job(self, req, state: RequestState, kv_len: int, config: ZipageConfig) -> Job:
+        true_len = kv_len + state.evicted
         return Job(
-            row=self.engine.row(item.req),
-            kv_len=plan.kv_len,
+            row=self.engine.row(req),
+            kv_len=kv_len,
             start=state.start,
             evicted=state.evicted,
-            stored=budget if state.compressed else 0,
-            keep=budget,
+            stored=state.stored,
+            keep=config.budget,
             count=state.count,
             query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
-            config=state.config,
+            config=config,
         )
 
     def _after(self, item: Compression) -> int:
         """Returns the query slot that is not needed any more, or NO_SLOT."""
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
+        state.stored = plan.kept - state.start
         state.parked_at = 0
         state.over = False
         state.copy_out = None
@@ -310,11 +336,11 @@ class Manager:
             self.compressed += 1
             state.counted = True
         trigger, slot = state.trigger, NO_SLOT
-        if plan.kept < trigger - cfg.window:
+        if plan.kept < trigger - cfg.scored:
             slot, state.slot = state.slot, NO_SLOT
-            self.watch.book(item.req, state, trigger - cfg.window - plan.kept)
-        else:  # w == b: the very next token belongs to the next window
-            self.watch.book(item.req, state, trigger - plan.kept)
+            self.watch.book(item.req, state, trigger - cfg.scored - plan.kept)
+        else:  # the very next token belongs to the next window
+            self.watch.book(item.req, state, cfg.window)
         stats = self.stats
         stats.compressions += 1
         stats.evicted_tokens += plan.evicted

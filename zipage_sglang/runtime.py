@@ -57,11 +57,12 @@ def workspace_bytes(shape: ModelShape, candidates: int) -> int:
 def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int) -> int:
     """M: what the configuration says, or four times the slots that are expected to be in use, and a few more.
 
-    A request needs a slot only while it holds more than cap - w private candidates, so a pool holds at most
-    pool / (cap - w) such requests, and each of them is there for w of every b tokens.  Requests that were admitted together
-    come there together once; some of them wait then and are spread from there on.
+    A request needs a slot only for the last tokens before a compression, those whose queries score: w, or w for each pass.  It
+    holds all but so many of its cap then, so a pool holds at most pool / (cap - w) such requests, and each of them is there for w
+    of every b tokens.  Requests that were admitted together come there together once; some of them wait then and are spread from
+    there on.
     """
-    most = min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.window)) + 1)
+    most = min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.scored)) + 1)
     if config.query_slots:
         return min(config.query_slots, most)
     return max(1, min(most, math.ceil(slot_share(config) * most) + EXTRA_SLOTS))
@@ -70,7 +71,7 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
 def slot_share(config: ZipageConfig) -> float:
     """Of the requests that fit the pool, those that have a query slot each: under `pressure` all, since rows keep theirs as long
     as they grow beyond their trigger."""
-    return 1.0 if config.when == "pressure" else min(1.0, MARGIN * config.window / config.block)
+    return 1.0 if config.when == "pressure" else min(1.0, MARGIN * config.scored / config.block)
 
 
 def buffer_bytes(shape: ModelShape, window: int, kv_slots: int, query_slots: int, max_batch: int, itemsize: int,

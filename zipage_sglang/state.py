@@ -17,7 +17,7 @@ class RequestState:
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  config: the request's own, None where it is
     not to be compressed.  count: compressions since the prefill.
-    evicted: true length - kv_len.  slot: query slot or NO_SLOT.
+    stored: first candidates whose score is in the table.  evicted: true length - kv_len.  slot: query slot or NO_SLOT.
     look_at: manager step at which the next look is booked, 0 before the first.
     parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
@@ -31,6 +31,7 @@ class RequestState:
     prefill_len: int
     config: ZipageConfig | None
     count: int = 0
+    stored: int = 0
     evicted: int = 0
     slot: int = NO_SLOT
     look_at: int = 0
@@ -44,6 +45,13 @@ class RequestState:
     @property
     def compressed(self) -> bool:
         return self.count > 0
+
+    @property
+    def scores_early(self) -> bool:
+        """Whether windows before the last one may score the row: its candidates lie in slots of its own, as those that it decoded
+        itself and those that a compression left do, and the scores are what its policy goes by."""
+        own = self.compressed or self.start >= self.prefill_len
+        return own and self.config is not None and self.config.policy == "zipage"
 
     @property
     def trigger(self) -> int:

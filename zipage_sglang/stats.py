@@ -10,7 +10,7 @@ class Stats:
     """Totals since the start, for /server_info and the benchmarks.
 
     steps: passes with requests running.  host_seconds: the scheduler's time in this package, compress_seconds of it for
-    compressions.
+    compressions.  passes: scores of a row before the one at its compression, by request.
     held_back_seconds: time that retracted requests waited, added when they decode again.  sat_out: steps that requests sat out
     while they were compressed beside them.
     """
@@ -19,6 +19,7 @@ class Stats:
     host_seconds: float = 0.0
     compress_seconds: float = 0.0
     compressions: int = 0
+    passes: int = 0
     evicted_tokens: int = 0
     freed_slots: int = 0
     freed_pages: int = 0

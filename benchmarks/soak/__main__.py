@@ -59,7 +59,7 @@ def soak(setting: Setting, load: Load, seconds: float, seed: int, questions: lis
                 totals.wrong.append("the idle server does not flush its cache")
             counts = {k: v for k, v in state.items() if isinstance(v, (int, float))}
             return dict(seconds=spent, requests=clients.count, **dataclasses.asdict(totals), zipage=counts, log=server.last_lines(3))
-    except (ServerFailed, OSError, httpx.HTTPError, BaseExceptionGroup) as error:
+    except (ServerFailed, OSError, httpx.HTTPError, ExceptionGroup) as error:
         log = (folder / f"{seed}.txt").read_text(errors="replace")[-3000:]
         return dict(seconds=0.0, requests=0, wrong=[f"the server failed: {error!r}"[:500]], log=log)
     finally:

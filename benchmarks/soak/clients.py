@@ -45,6 +45,10 @@ class Totals:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
+class Gone(Exception):
+    """The request was aborted before it began to run; SGLang has no answer for it then."""
+
+
 class Clients:
     """url: a server with --skip-tokenizer-init.  compare: whether answers are those of the idle server."""
 
@@ -56,7 +60,9 @@ class Clients:
         """`clients` at once for `seconds`, then until the last answer."""
         deadline = asyncio.get_running_loop().time() + seconds
         timeout = aiohttp.ClientTimeout(total=900)  # a request without an answer for so long is lost
-        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as self.session:
+        # A connection each: a server may close one that has been idle while the next request is under way on it.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.session:
             async with asyncio.TaskGroup() as group:
                 for _ in range(clients):
                     group.create_task(self._client(deadline))
@@ -85,8 +91,11 @@ class Clients:
                     self.totals.left += 1
                 else:
                     abort = asyncio.create_task(self._abort(rid, self.rng.uniform(0, 6))) if kind == "abort" else None
-                    reply = await (self._stream(body) if kind == "stream" else self._post("generate", body))
-                    self._check(rid, question, most, reply, kind == "abort")
+                    try:
+                        reply = await (self._stream(body) if kind == "stream" else self._post("generate", body))
+                        self._check(rid, question, most, reply, kind == "abort")
+                    except Gone:
+                        self._gone(rid, kind == "abort")
                     if abort is not None:
                         await abort
             except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
@@ -116,6 +125,8 @@ class Clients:
 
     async def _post(self, path: str, body: dict) -> dict:
         async with self.session.post(f"{self.url}/{path}", json=body) as reply:
+            if reply.status == 499:
+                raise Gone
             if reply.status != 200:
                 raise ValueError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
             return await reply.json(content_type=None)
@@ -145,6 +156,11 @@ class Clients:
         await asyncio.sleep(seconds)
         async with self.session.post(f"{self.url}/abort_request", json={"rid": rid}):
             pass
+
+    def _gone(self, rid: str, may_abort: bool):
+        self.totals.aborted += may_abort
+        if not may_abort:
+            self.totals.wrong.append(f"{rid}: aborted, though nobody asked for that")
 
     def _check(self, rid: str, question: Question, most: int, reply: dict, may_abort: bool):
         totals, ids, info = self.totals, reply["output_ids"], reply["meta_info"]

@@ -45,6 +45,7 @@ SETTINGS = (
     Setting("under pressure", KEEP, ("--zipage-when", "pressure"), steady=False),
     Setting("without prefix cache", KEEP, ("--disable-radix-cache",)),
     Setting("pressure, pages, retracted", PAGES, ("--zipage-when", "pressure", *CHUNKS), retract=61, steady=False),
+    Setting("all windows score", (*KEEP, "--zipage-passes", "4")),
     Setting("few query slots", KEEP, ("--zipage-query-slots", "2", "--zipage-max-compress-per-step", "1")),
 )
 

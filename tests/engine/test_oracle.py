@@ -50,6 +50,15 @@ SETTINGS = {
         method=dict(policy="zipage", prefix="compress", budget=64),
         engine=dict(zipage_async_steps=1, page_size=4, chunked_prefill_size=48), retract=29, copies=True,
     ),
+    # Every query since the last compression scores, or half of them.
+    "passes-retract": dict(method=dict(policy="zipage", passes=4), engine=dict(page_size=16, chunked_prefill_size=48), retract=23),
+    "passes-compress": dict(
+        method=dict(policy="zipage", passes=2, prefix="compress", budget=64), engine=dict(page_size=4), copies=True,
+    ),
+    "passes-noradix": dict(
+        method=dict(policy="zipage", passes=3, redundancy="flash", pooling="always"),
+        engine=dict(disable_radix_cache=True, disable_overlap_schedule=True),
+    ),
 }
 
 
@@ -136,6 +145,7 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
     assert compressions >= 20
     check_traces(run, tmp_path / "traces", scored=method["policy"] == "zipage")
     assert run.flushed
+    assert run.info["passes"] > 0 or "passes" not in method
     if retract:
         assert run.info["retracted_compressed"] >= 3
     if copies:
@@ -144,8 +154,8 @@ def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, c
         assert all(o["cached"] > 0 for o in run.rounds[1])
 
 
-# CI runs eight of the eleven, `make test-full` all.
-FULL = ("recent-noradix", "auto-prompt-retract", "async-compress")
+# CI runs nine of the fourteen, `make test-full` all.
+FULL = ("recent-noradix", "auto-prompt-retract", "async-compress", "passes-compress", "passes-noradix")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in FULL else n for n in SETTINGS])

@@ -25,6 +25,7 @@ class OracleConfig:
     recency: float = 0.5
     seed: int = 0
     prefix: str = "keep"
+    passes: int = 1
 
     def __post_init__(self):
         if self.window > self.block or self.recent + self.sinks > self.budget:
@@ -73,6 +74,7 @@ class _Request:
         self.logits = model.prefill(ids, self.cache)
         self.count = 0  # compressions
         self.decoded = 0  # tokens fed by decode steps
+        self.prefilled = len(ids)
         self.queries = deque(maxlen=config.window if config else 0)
         self.importance = torch.zeros(model.layers, model.heads, 0, dtype=torch.bfloat16)
         self.compress_prefix = config is not None and (
@@ -93,6 +95,18 @@ class _Request:
         self.logits, queries = self.model.forward([token], self.cache)
         self.queries.append([query[0] for query in queries])
         self.decoded += 1
+
+    def score_early(self):
+        """Asked before each decode step: F of all candidates from the last w queries, if a window before the last ends here.
+
+        Not before the first compression of a row whose candidates were prefilled: a prefix tree could share them.
+        """
+        config = self.config
+        if config is None or not (self.count or self.start >= self.prefilled):
+            return
+        left = config.budget + config.block - (self.cache.kv_len - self.start)
+        if 0 < left < config.passes * config.window and left % config.window == 0:
+            self.importance = torch.stack([self._importance(layer, 1.0).to(torch.bfloat16) for layer in range(self.model.layers)])
 
     @torch.inference_mode()
     def compress(self, tokens):
@@ -131,19 +145,25 @@ class _Request:
             return positions.float(), None
         if config.policy == "random":
             return scoring.random_score(config.seed, layer, positions, self.count), None
-        window = torch.stack([queries[layer] for queries in self.queries])
-        keys = self.cache.keys[layer, :, : self.cache.kv_len]
-        attention = scoring.attention_score(window, keys, self.model.scale)[:, candidates]
         if config.policy == "attention":
-            return attention, None
-        importance = scoring.global_score(attention, self.importance[layer], config.alpha)
+            return self._attention(layer), None
+        importance = self._importance(layer, config.alpha)
         pooled = importance
         if config.pooling == "always" or (config.pooling == "once" and self.count == 0):
             pooled = scoring.max_pool(importance, positions)
         if config.redundancy == "none":
             return pooled, importance
-        similarity = scoring.redundancy(keys[:, candidates], positions, config.block, config.tau, config.redundancy)
+        keys = self.cache.keys[layer, :, candidates]
+        similarity = scoring.redundancy(keys, positions, config.block, config.tau, config.redundancy)
         return config.lam * pooled - (1 - config.lam) * similarity, importance
+
+    def _attention(self, layer):
+        window = torch.stack([queries[layer] for queries in self.queries])
+        keys = self.cache.keys[layer, :, : self.cache.kv_len]
+        return scoring.attention_score(window, keys, self.model.scale)[:, self.start :]
+
+    def _importance(self, layer, alpha):
+        return scoring.global_score(self._attention(layer), self.importance[layer], alpha)
 
 
 def generate(model, prompt_ids, max_new_tokens, config=None, eos_id=None, ignore_eos=False, retract_after=()):
@@ -162,6 +182,8 @@ def generate(model, prompt_ids, max_new_tokens, config=None, eos_id=None, ignore
         else:
             if request.due():
                 result.compressions.append(request.compress(done))
+            else:
+                request.score_early()
             request.step(result.tokens[-1])
         top = request.logits.topk(2)
         result.tokens.append(top.indices[0].item())

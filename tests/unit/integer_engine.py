@@ -132,13 +132,28 @@ class ManagerMachine(RuleBasedStateMachine):
         shape = ModelShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, scale=1.0)
         buffers = [torch.zeros(POOL, 1, 4)]
         self.engine, self.batch, self.held = IntegerEngine(self.config), Batch(), []
-        runtime = Runtime(CONFIG, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
-                          stores_importance=False)
+        policy = make_policy(self.config)
+        runtime = Runtime(self.config, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
+                          stores_importance=policy.stores_importance)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
-        self.manager = Manager(self.config, Compressor(runtime.buffers, make_policy(CONFIG), CONFIG, rows), runtime, self.engine)
+        compressor = Compressor(runtime.buffers, policy, self.config, rows)
+        self.queries, self.run = {}, compressor.run  # {row of the query cache: (request, position) of what is there}
+        compressor.run = self.check_and_run
+        self.manager = Manager(self.config, compressor, runtime, self.engine)
 
-    @rule(prompt=st.integers(1, 60), cached=st.booleans(), config=st.sampled_from(OWN))
-    def arrive(self, prompt, cached, config):
+    def check_and_run(self, jobs, snapshot=None):
+        """Every job has the queries of the last w tokens of one request; all windows but the last have scored before."""
+        for job in jobs:
+            found, true_len, window = [self.queries.get(row) for row in job.query_rows], job.kv_len + job.evicted, self.config.window
+            assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
+            assert len({id(req) for req, _ in found}) == 1, "queries of another request"
+            if job.config.passes > 1 and job.count and job.keep == job.config.budget:
+                assert job.stored == job.kv_len - job.start - window, "a window did not score"
+        self.run(jobs, snapshot)
+
+    @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN))
+    def arrive(self, prompt, cached, own):
+        config = self.configured(own)
         if config is not None and self.config.when == "pressure":
             config = dataclasses.replace(config, when="pressure")
         if len(self.batch.reqs) < 8:
@@ -161,14 +176,21 @@ class ManagerMachine(RuleBasedStateMachine):
                 trigger = state.trigger
                 assert req.kv < trigger or state.over or req.ending, "decoded past the trigger"
                 assert not state.over or self.config.when == "pressure" and not self.engine.missing
-                kept = state.slot != NO_SLOT or req.kv < trigger - CONFIG.window
+                kept = state.slot != NO_SLOT or req.kv < trigger - self.config.scored
                 assert kept or req.ending, "a query of the window is lost"
                 assert req.config is not None or (state.slot, state.evicted, req.kv) == (NO_SLOT, 0, req.true_len)
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
             rows = self.manager.query_rows(self.batch.reqs)
             assert len(set(rows.values())) == len(rows) and 0 not in rows.values()
+            for index, row in rows.items():
+                req = self.batch.reqs[index]
+                self.queries[row] = req, req.kv + req.zipage.evicted - 1
             for req in [r for r in self.batch.reqs if r.ending]:
                 self.end(self.batch.reqs.pop(self.batch.reqs.index(req)))
+
+    def configured(self, own):
+        """The configuration of a request that has such settings of its own."""
+        return own
 
     def end(self, req):
         req.over = True
@@ -255,3 +277,15 @@ class AsynchronousMachine(ManagerMachine):
     """Compressions beside two decode steps, which their requests sit out."""
 
     config = dataclasses.replace(CONFIG, async_steps=2)
+
+
+class PassesMachine(ManagerMachine):
+    """Three windows before a compression score, of requests that did not ask for another policy."""
+
+    config = dataclasses.replace(CONFIG, policy="zipage", window=2, passes=3)
+
+    def configured(self, own):
+        if own is None:
+            return None
+        of_scores = dict(policy="zipage", passes=3) if own.policy != "random" else {}
+        return dataclasses.replace(own, window=2, **of_scores)

@@ -1,11 +1,12 @@
 """The manager under random arrivals, finishes, aborts and retractions: lengths add up, slots have one owner, no query is lost."""
 
 from hypothesis import settings
-from integer_engine import AsynchronousMachine, LimitedMachine, ManagerMachine, PressureMachine
+from integer_engine import AsynchronousMachine, LimitedMachine, ManagerMachine, PassesMachine, PressureMachine
 
-for machine in (ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine):
+for machine in (ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine, PassesMachine):
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManager = ManagerMachine.TestCase
 TestManagerUnderPressure = PressureMachine.TestCase
 TestManagerWithALimit = LimitedMachine.TestCase
 TestManagerBesideSteps = AsynchronousMachine.TestCase
+TestManagerWithPasses = PassesMachine.TestCase

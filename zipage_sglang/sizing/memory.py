@@ -20,7 +20,7 @@ def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -
     grow with the pool."""
     tables = table_bytes_per_token(shape, make_policy(config).stores_importance)
     share = 0.0 if config.query_slots else slot_share(config)
-    return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.window))
+    return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
 
 
 def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int) -> int:

@@ -151,6 +151,13 @@ def no_wait():
     Manager.release = releasing
 
 
+def last_window_only():
+    """Windows before the last one do not score."""
+    from zipage_sglang.manager import Manager
+
+    Manager._score = lambda manager, scored: None
+
+
 def early_plans():
     """Attention is planned without waiting for the plan before it."""
     from zipage_patches import forward
@@ -167,4 +174,5 @@ def ignore_pressure():
 
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
-                                     uncounted_tokens, late_rows, pages_at_once, no_wait, unlock_at_once, early_plans)}
+                                     uncounted_tokens, late_rows, pages_at_once, no_wait, unlock_at_once, last_window_only,
+                                     early_plans)}
