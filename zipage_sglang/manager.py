@@ -309,7 +309,8 @@ class Manager:
             self.engine.failed(item.req)
         return [item.index for item in work]
 
-    def _job(self, req, state: RequestState, kv_len: int, config: ZipageConfig) -> Job:
+    def _job(self, req, state: RequestState, kv_len: int, config: ZipageConfig | None) -> Job:
+        assert config is not None
         true_len = kv_len + state.evicted
         return Job(
             row=self.engine.row(req),
