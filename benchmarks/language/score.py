@@ -66,7 +66,7 @@ def compressed_pass(model, document: Document, config: ZipageConfig, full: FullP
     """One record: only tokens that were predicted after the first compression count.  Means are nats per token."""
     started = time.perf_counter()
     ids, cut = document.ids, first_cut(config, document)
-    stream = Stream(model, config, document.prompt_len, len(ids))
+    stream = Stream(model, config, document.prompt_len, len(ids), full.stream.rows.window)
     stream.take_prefix(full.stream, cut, full.queries[cut])
     nll, top = [], []
     for first, hidden in stream.chunks(ids, CHUNK):

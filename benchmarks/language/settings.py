@@ -14,6 +14,8 @@ def name_of(config: ZipageConfig) -> str:
         parts.append(f"r {config.recency:g}")
     if config.policy == "zipage":
         parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
+    if config.passes > 1:
+        parts.append(f"passes {config.passes}")
     if config.prefix != "keep":
         parts.append(f"prefix {config.prefix}")
     return " ".join(parts)
@@ -31,7 +33,8 @@ def make_configs(args) -> dict[str, ZipageConfig]:
             many = [v[:1] for v in many]
         for recency, redundancy, alpha, lam in itertools.product([float(share)] if share else args.recency, *many):
             config = ZipageConfig(budget=budget, block=args.block, window=args.window, policy=policy, recency=recency,
-                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix)
+                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix,
+                                  passes=args.passes if policy == "zipage" else 1)
             out.setdefault(name_of(config), config)
     return out
 
@@ -61,6 +64,7 @@ def add_options(parser):
     add("--lam", type=shares, default=[paper["lam"]], help="of zipage (default 0.2)")
     add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
     add("--window", type=int, default=16, help="(default %(default)s)")
+    add("--passes", type=int, default=1, help="of zipage: windows that score before a compression (default %(default)s)")
     add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
     add("--threads", type=int, default=1, help="of the CPU (default %(default)s)")
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")

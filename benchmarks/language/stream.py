@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from zipage_kernels import ops
-from zipage_sglang.compressor import Compressor, Job
+from zipage_sglang.compressor import Compressor, Job, scoring_only
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.plan import plan_row
@@ -24,8 +24,8 @@ ATTENTION = "kv_rows"
 class Rows:
     """The KV rows of one request, L layers of [S, H, D]; row i lies in slot i + 1 (slot 0 is SGLang's padding slot).
 
-    length: rows filled.  evicted: true length - length.  query_cache: [L, w + 1, Hq, D], a ring of the last w queries
-    (position p in row p % w + 1).
+    length: rows filled.  evicted: true length - length.  query_cache: [L, n + 1, Hq, D], a ring of the last n = `window` queries
+    (position p in row p % n + 1).
     """
 
     def __init__(self, model_config, capacity: int, window: int, dtype: torch.dtype, device: torch.device):
@@ -72,15 +72,16 @@ AttentionInterface.register(ATTENTION, _attention)
 class Stream:
     """One request.  model: a causal LM whose attention is switched to KV rows; it may be on a GPU.  config None: full KV.
 
-    capacity: most tokens fed.  kv_dtype: of keys, values and stored queries.  The first `prompt_len` tokens are the prompt.
+    capacity: most tokens fed.  window: queries kept, those that score if not given.  kv_dtype: of keys, values and stored queries.  The first `prompt_len` tokens are the prompt.
     """
 
-    def __init__(self, model, config: ZipageConfig | None, prompt_len: int, capacity: int, window: int = 16,
+    def __init__(self, model, config: ZipageConfig | None, prompt_len: int, capacity: int, window: int | None = None,
                  kv_dtype: torch.dtype = torch.bfloat16):
         model.set_attn_implementation(ATTENTION)
         self.model, self.config = model, config
         self.device = model.device
-        self.rows = Rows(model.config, capacity, config.window if config else window, kv_dtype, self.device)
+        window = window or (config.scored if config else 16)
+        self.rows = Rows(model.config, capacity, window, kv_dtype, self.device)
         if config is None:
             return
         c, rows, policy = model.config, self.rows, make_policy(config)
@@ -139,10 +140,19 @@ class Stream:
     def _compress(self):
         rows, state, cfg = self.rows, self.state, self.config
         plan = plan_row(state.start, cfg.budget, rows.length, protected=0, page=1)
-        window = range(self.fed - cfg.window, self.fed)
-        self.compressor.run([Job(row=0, kv_len=rows.length, start=state.start, evicted=rows.evicted,
-                                 stored=cfg.budget if state.compressed else 0, keep=cfg.budget, count=state.count,
-                                 query_rows=[rows.query_row(p) for p in window])])
+        if state.scores_early:  # later than the engine, which has the queries of one window only; keys do not change meanwhile
+            for left in range(cfg.passes - 1, 0, -1):
+                kv_len = rows.length - left * cfg.window
+                self._run(kv_len, kv_len - state.start, scoring_only(cfg))
+        self._run(rows.length, cfg.budget, cfg)
         state.count += 1
         state.evicted += plan.evicted
         rows.evicted, rows.length = state.evicted, plan.kept
+
+    def _run(self, kv_len: int, keep: int, config: ZipageConfig):
+        """Scores the row's first kv_len tokens by the last w of them, and keeps `keep` candidates."""
+        rows, state, true_len = self.rows, self.state, kv_len + self.rows.evicted
+        queries = [rows.query_row(p) for p in range(true_len - config.window, true_len)]
+        self.compressor.run([Job(row=0, kv_len=kv_len, start=state.start, evicted=rows.evicted, stored=state.stored, keep=keep,
+                                 count=state.count, query_rows=queries, config=config)])
+        state.stored = keep

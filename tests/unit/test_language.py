@@ -124,6 +124,24 @@ def test_attention_policy_keeps_what_the_last_queries_look_at(model, ids):
 
 
 @torch.inference_mode()
+def test_windows_before_the_last_one_score_too(model, ids):
+    stream = Stream(copy.deepcopy(model), config_of("zipage", passes=2), 9, len(ids), kv_dtype=torch.float32)
+    run, seen = stream.compressor.run, []
+
+    def checked(jobs):
+        (job,) = jobs
+        end = job.kv_len + job.evicted
+        torch.testing.assert_close(stream.rows.query_cache[0][job.query_rows], first_layer_queries(model, ids, end - 5, end))
+        seen.append((job.kv_len - 9, job.stored, job.keep))
+        run(jobs)
+
+    stream.compressor.run = checked
+    for _ in stream.chunks(ids, 7):
+        pass
+    assert seen[:4] == [(31, 0, 31), (36, 31, 24), (31, 24, 31), (36, 31, 24)] and len(seen) == 2 * stream.state.count
+
+
+@torch.inference_mode()
 def test_every_compression_scores_with_the_last_queries_in_order(model, ids):
     stream = Stream(copy.deepcopy(model), config_of("attention"), 9, len(ids), kv_dtype=torch.float32)
     run, due = stream.compressor.run, []
