@@ -48,6 +48,10 @@ def measure(knob: str, value: str, number: int, args) -> Path | None:
     """The variant's file, None if its run failed (its log lies beside it)."""
     path = args.folder / f"{knob}-{value or 'default'}.json"
     if path.exists():
+        options = json.loads(path.read_text())["options"]
+        for name, wanted in (("budgets", [args.budget]), ("levels", [args.level]), ("knobs", args.regime), ("n", args.n)):
+            if options[name] != wanted:
+                raise SystemExit(f"{path} was measured with {name} {options[name]}, not {wanted}: give another --folder")
         return path
     command = [sys.executable, "-m", "benchmarks.accuracy", "--levels", str(args.level), "--n", str(args.n), "--budgets",
                str(args.budget), "--block", "128", "--knobs", args.regime, "--concurrency", str(args.concurrency), "--no-full",

@@ -66,16 +66,16 @@ class Manager:
         due, near, scored = self._look(batch)
         if self.over:
             due = self._needed(batch, near)
+        compressing = time.perf_counter()
         if scored:
             self._score(scored)
-            self.stats.compress_seconds += time.perf_counter() - started
         stuck: list[int] = []
         late, flying = [], []
         if due:
-            compressing = time.perf_counter()
             due, late = self._limit(due)
             stuck = self._compress(batch, due)
             flying = [item for item in due if item[2].flight is not None]
+        if due or scored:
             self.stats.compress_seconds += time.perf_counter() - compressing
         late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
         if stuck or late or flying:
@@ -204,15 +204,15 @@ class Manager:
                 self.over.append((req, state))
             elif kv_len >= trigger:
                 due.append((index, req, state))
-            elif (left := trigger - kv_len) <= cfg.scored:
+            elif (left := trigger - kv_len) <= state.scored:
                 near.append((index, req, state))
                 # Its slot is there since `scored` tokens before the trigger: the first window is full w tokens later.
-                full = left < cfg.scored and left % cfg.window == 0 and state.slot != NO_SLOT
-                if full and state.scores_early and not engine.ending(req):
+                full = left < state.scored and left % cfg.window == 0 and state.slot != NO_SLOT
+                if full and state.stored < kv_len - state.start and not engine.ending(req):
                     scored.append((index, req, state))
                 watch.book(req, state, left % cfg.window or cfg.window)
             else:
-                watch.book(req, state, left - cfg.scored)
+                watch.book(req, state, left - state.scored)
         due.sort(key=lambda item: item[0])
         near.sort(key=lambda item: item[0])
         scored.sort(key=lambda item: item[0])
@@ -288,7 +288,9 @@ class Manager:
             kv_len = self.engine.kv_len(req)
             jobs.append(self._job(req, state, kv_len, scoring_only(state.config))._replace(keep=kv_len - state.start))
         try:
-            self.compressor.run(jobs, self.compressor.snapshot(jobs))
+            rows = self.compressor.snapshot(jobs)
+            with self.engine.compression_stream():  # behind the step in flight, whose query is one of the window's
+                self.compressor.run(jobs, rows)
         except Exception:  # the rows are unharmed, and their scores only less complete
             if self.engine.tp_size > 1:
                 raise
@@ -337,9 +339,9 @@ class Manager:
             self.compressed += 1
             state.counted = True
         trigger, slot = state.trigger, NO_SLOT
-        if plan.kept < trigger - cfg.scored:
+        if plan.kept < trigger - state.scored:
             slot, state.slot = state.slot, NO_SLOT
-            self.watch.book(item.req, state, trigger - cfg.scored - plan.kept)
+            self.watch.book(item.req, state, trigger - state.scored - plan.kept)
         else:  # the very next token belongs to the next window
             self.watch.book(item.req, state, cfg.window)
         stats = self.stats

@@ -47,11 +47,15 @@ class RequestState:
         return self.count > 0
 
     @property
-    def scores_early(self) -> bool:
-        """Whether windows before the last one may score the row: its candidates lie in slots of its own, as those that it decoded
-        itself and those that a compression left do, and the scores are what its policy goes by."""
+    def scored(self) -> int:
+        """Tokens before the next compression whose queries score.
+
+        Windows before the last one only where the candidates lie in slots of its own, as those that it decoded itself and those
+        that a compression left do: others may read the rest, and its scores, in the prefix tree.
+        """
+        assert self.config is not None
         own = self.compressed or self.start >= self.prefill_len
-        return own and self.config is not None and self.config.policy == "zipage"
+        return self.config.scored if own else self.config.window
 
     @property
     def trigger(self) -> int:

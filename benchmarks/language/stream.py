@@ -140,7 +140,7 @@ class Stream:
     def _compress(self):
         rows, state, cfg = self.rows, self.state, self.config
         plan = plan_row(state.start, cfg.budget, rows.length, protected=0, page=1)
-        if state.scores_early:  # later than the engine, which has the queries of one window only; keys do not change meanwhile
+        if state.scored > cfg.window:  # later than the engine, which has the queries of one window only; keys do not change meanwhile
             for left in range(cfg.passes - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
                 self._run(kv_len, kv_len - state.start, scoring_only(cfg))

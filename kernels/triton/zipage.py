@@ -109,8 +109,8 @@ def zipage_score(
             totals, protected = similarity_sums(k_buffers, batch, positions, compared, THRESHOLD)
     pooled = {"never": 0, "once": 1, "always": 2}[pooling]
     # Rows that have never been compressed lie in position order.
-    scattered = any(s and (pooled == 2 or n == 0) for s, n in zip(batch.stored, batch.counts))
-    order = positions.argsort(dim=-1) if pooled and scattered else None
+    scattered = pooled == 2 and any(batch.counts)
+    order = positions.argsort(dim=-1) if scattered else None
     scores, importance = torch.empty_like(attention), torch.empty_like(attention)
     size, num_layers, num_heads, candidates = positions.shape
     table, lengths = tables.importance, batch.lengths

@@ -4,7 +4,7 @@ import pytest
 from harness import request, run_engine
 from test_oracle import check_tokens, oracle_model, prompts  # noqa: F401 (fixture)
 
-METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
+METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress", passes=3)
 
 
 def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_path):  # noqa: F811
@@ -14,7 +14,7 @@ def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_
     run = run_engine(tmp_path, rounds, env=dict(ZIPAGE_LAG=1, ZIPAGE_PROBE_DIR=""), enable_zipage=True,
                      max_total_tokens=1200, **{f"zipage_{k}": v for k, v in METHOD.items()})
     check_tokens(oracle_model, run, sum(rounds, []), METHOD)
-    assert run.info["compressions"] > 40 and run.info["copied_out_slots"] > 0 and run.info["retractions"] == 0 and run.flushed
+    assert run.info["compressions"] > 40 and run.info["passes"] > 40 and run.info["copied_out_slots"] > 0 and run.info["retractions"] == 0 and run.flushed
 
 
 @pytest.mark.full

@@ -41,6 +41,7 @@ class IntegerEngine:
         self.config = config
         self.retracted = []
         self.missing = Shortage(0, None)
+        self.on_stream = False  # where what is enqueued comes behind the step in flight
         self.enqueued = self.passed = 0  # marks behind compressions, and those that decode steps come after
 
     def state(self, req):
@@ -82,8 +83,11 @@ class IntegerEngine:
     def forward_stream(self):
         return contextlib.nullcontext()
 
+    @contextlib.contextmanager
     def compression_stream(self):
-        return contextlib.nullcontext()
+        self.on_stream = True
+        yield
+        self.on_stream = False
 
     def mark(self):
         self.enqueued += 1
@@ -143,6 +147,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def check_and_run(self, jobs, snapshot=None):
         """Every job has the queries of the last w tokens of one request; all windows but the last have scored before."""
+        assert self.engine.on_stream, "it may overtake the step in flight"
         for job in jobs:
             found, true_len, window = [self.queries.get(row) for row in job.query_rows], job.kv_len + job.evicted, self.config.window
             assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
@@ -176,7 +181,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 trigger = state.trigger
                 assert req.kv < trigger or state.over or req.ending, "decoded past the trigger"
                 assert not state.over or self.config.when == "pressure" and not self.engine.missing
-                kept = state.slot != NO_SLOT or req.kv < trigger - self.config.scored
+                kept = state.slot != NO_SLOT or req.kv < trigger - (state.scored if req.config else 0)
                 assert kept or req.ending, "a query of the window is lost"
                 assert req.config is not None or (state.slot, state.evicted, req.kv) == (NO_SLOT, 0, req.true_len)
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
