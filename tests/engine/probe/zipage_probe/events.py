@@ -62,9 +62,9 @@ def failing_compressions(spec):
 
     run, job, count, reqs = Compressor.run, Manager._job, [0], []
 
-    def remembering(manager, item):
-        reqs.append(item.req.rid)
-        return job(manager, item)
+    def remembering(manager, req, *args):
+        reqs.append(req.rid)
+        return job(manager, req, *args)
 
     def failing(compressor, jobs, rows=None):
         rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
