@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from importlib.metadata import version
 
 import pytest
 from harness import ROOT, environment
@@ -20,8 +19,8 @@ from benchmarks.report.workloads import WORKLOADS, make_load
 
 pytest.importorskip("matplotlib")
 MODES = ["full", "zipage"]
-# tests/unit/test_report*.py check the same pages on written results.  Two servers: once, with the release of `make test`.
-pytestmark = pytest.mark.skipif(version("sglang") != "0.5.17", reason="the report is measured with SGLang 0.5.17")
+# Two servers, one after the other: minutes.  tests/unit/test_report*.py check the same pages on written results.
+pytestmark = pytest.mark.full
 
 
 def call(out, *arguments):
