@@ -42,11 +42,10 @@ def victims(gains: list[Gain], shortage: Shortage) -> int:
     so what does not fit comes a step later.
     """
     now, admission = shortage.now, shortage.admission or 0
-    if sum(max(gain.admission, 0) for gain in gains) < admission:
-        admission = 0
+    waits = 0 < admission <= sum(max(gain.admission, 0) for gain in gains)
     count, free = 0, shortage.free
     while count < len(gains) and (
-        now > 0 or count < shortage.query_slots or (admission > 0 and gains[count].admission > 0)
+        now > 0 or count < shortage.query_slots or (waits and admission > 0 and gains[count].admission > 0)
     ):
         gain = gains[count]
         free -= gain.takes

@@ -33,6 +33,11 @@ def test_copies_out_of_the_tree_wait_for_their_turn():
     assert [victims(rows, Shortage(100, None, free)) for free in (0, 64, 127, 128)] == [1, 1, 1, 3]
 
 
+def test_a_row_that_costs_room_is_no_reason_to_compress_another():
+    assert victims([Gain(1, -1), Gain(0, 1)], Shortage(1, 2)) == 1
+    assert victims([Gain(1, -1), Gain(0, 1)], Shortage(1, None)) == 1
+
+
 @given(gains, slots, st.none() | slots)
 def test_enough_and_no_more(rows, now, admission):
     count = victims(rows, Shortage(now, admission))
