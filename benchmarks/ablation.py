@@ -3,8 +3,8 @@
     python -m benchmarks.ablation --budget 512 --n 64 --gpus 0,1 --jobs 20 --out FILE [--knobs window recency]
 
 Every variant is one run of `python -m benchmarks.accuracy`, --jobs at a time, on the same problems; rows are compared with the
-default's problem by problem (exact McNemar test over all families).  A variant that is there is not measured again, so that the same
-command goes on after an interruption.
+default's problem by problem (exact McNemar test over all families).  A variant that is there is not measured again, so that
+the same command goes on after an interruption.
 """
 
 from __future__ import annotations
@@ -114,7 +114,12 @@ def main(argv: list[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     origin, variants = provenance.describe(), names(args.knobs)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        paths = list(pool.map(lambda item: measure(*item[1], item[0], args), enumerate(variants)))
+        try:
+            paths = list(pool.map(lambda item: measure(*item[1], item[0], args), enumerate(variants)))
+        except KeyboardInterrupt:  # the runs get it, too, and end
+            pool.shutdown(cancel_futures=True)
+            print("\ninterrupted; the same command goes on with what is missing")
+            return 130
     found = {name: outcomes(path) for name, path in zip(variants, paths, strict=True) if path}
     if ("default", "") not in found:
         print("the default did not run; nothing to compare with")

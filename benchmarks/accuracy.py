@@ -116,7 +116,8 @@ def _arguments(argv=None):
     add("--policies", type=words, default=["zipage", "recent", "random"], help="default zipage,recent,random")
     add("--budgets", type=numbers, default=[256], help="--zipage-budget values (default 256)")
     add("--block", type=int, default=64, help="--zipage-block (default %(default)s)")
-    for name, kind in dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float, **{"lambda": float}).items():
+    knobs = dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float)
+    for name, kind in {**knobs, "lambda": float}.items():
         add(f"--{name}", type=kind, help=f"--zipage-{name} (default: the plugin's)")
     add("--no-full", action="store_true", help="leave full KV out")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")

@@ -127,7 +127,9 @@ class InvariantChecker:
             if (own := state.config) is None:
                 untouched = not state.compressed and not state.evicted and not state.over and state.slot < 0
                 assert untouched, f"{req.rid}: compression is off for it, but {state}"
-            elif state.compressed and self.manager.config.when == "always":
+                continue
+            assert 0 <= state.stored <= copies[0] - state.start, f"{req.rid}: {state.stored} scores of {copies[0]} rows"
+            if state.compressed and self.manager.config.when == "always":
                 assert copies[0] <= state.start + own.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {own.cap}"
         bare = [r.rid for _, _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]
         assert not bare, f"rows beyond their trigger whose queries are not kept: {bare}"

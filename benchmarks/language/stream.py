@@ -72,7 +72,8 @@ AttentionInterface.register(ATTENTION, _attention)
 class Stream:
     """One request.  model: a causal LM whose attention is switched to KV rows; it may be on a GPU.  config None: full KV.
 
-    capacity: most tokens fed.  window: queries kept, those that score if not given.  kv_dtype: of keys, values and stored queries.  The first `prompt_len` tokens are the prompt.
+    capacity: most tokens fed.  window: queries kept, those that score if not given.  kv_dtype: of keys, values and stored
+    queries.  The first `prompt_len` tokens are the prompt.
     """
 
     def __init__(self, model, config: ZipageConfig | None, prompt_len: int, capacity: int, window: int | None = None,
@@ -140,7 +141,8 @@ class Stream:
     def _compress(self):
         rows, state, cfg = self.rows, self.state, self.config
         plan = plan_row(state.start, cfg.budget, rows.length, protected=0, page=1)
-        if state.scored > cfg.window:  # later than the engine, which has the queries of one window only; keys do not change meanwhile
+        # Later than the engine, which has the queries of one window only; keys do not change meanwhile.
+        if state.scored > cfg.window:
             for left in range(cfg.passes - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
                 self._run(kv_len, kv_len - state.start, scoring_only(cfg))

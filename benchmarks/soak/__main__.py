@@ -2,10 +2,10 @@
 
     python -m benchmarks.soak --minutes 60 [--device cpu] [--slice-minutes 6] [--settings 0 3] [--out FILE]
 
-Clients ask problems of the reasoner, shared and their own, whole or cut off, streamed or not; some hang up, some abort; the server is
-paused and asked to flush; some settings retract requests by force.  Of each setting: every answer has its tokens, those of requests
-that were not retracted are the ones an idle server gives (float32 on the CPU), at the end nothing runs, and the cache can be flushed.
-SGLang's and the plugin's own checks run at every step, and end the server where one fails.
+Clients ask problems of the reasoner, shared and their own, whole or cut off, streamed or not; some hang up, some abort; the
+server is paused and asked to flush; some settings retract requests by force.  Of each setting: every answer has its tokens,
+those of requests that were not retracted are the ones an idle server gives (float32 on the CPU), at the end nothing runs, and
+the cache can be flushed.  SGLang's and the plugin's own checks run at every step, and end the server where one fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def questions_of(load: Load) -> list[Question]:
 
 def soak(setting: Setting, load: Load, seconds: float, seed: int, questions: list[Question], folder: Path) -> dict:
     """One server for `seconds` under load.  Fills in what the questions' answers are if they are not known yet."""
-    flags = ["--model-path", str(MODEL_PATH), "--skip-tokenizer-init", "--random-seed", "1", *load.flags, *setting.method, *setting.flags]
+    flags = ["--model-path", str(MODEL_PATH), "--skip-tokenizer-init", "--random-seed", "1", *load.flags, *setting.method,
+             *setting.flags]  # fmt: skip
     compare = load.exact and setting.steady
     os.environ.update(setting.environment)
     try:
@@ -81,37 +82,61 @@ HEADER = ["setting", "s", "requests", "gone", "tokens", "compressions", "retract
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=60.0, help="under load, servers' starts not counted (default %(default)s)")
-    parser.add_argument("--slice-minutes", type=float, default=6.0, help="of one server (default %(default)s)")
-    parser.add_argument("--device", choices=LOADS, default="cpu")
-    parser.add_argument("--settings", type=int, nargs="+", metavar="N", default=list(range(len(SETTINGS))), help="of "
-                        + ", ".join(f"{i}: {s.name}" for i, s in enumerate(SETTINGS)))  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="JSON file of everything")
-    args = parser.parse_args(argv)
+    args, runs, interrupted = _arguments(argv), [], False
     exit_on_sigterm()
-    load, known, runs, left, seed = LOADS[args.device], {}, [], args.minutes * 60, args.seed
-    with tempfile.TemporaryDirectory() as folder:
-        while left > 1:
-            setting = SETTINGS[args.settings[len(runs) % len(args.settings)]]
-            questions = known.setdefault(setting.method, questions_of(load))
-            run = soak(setting, load, min(left, args.slice_minutes * 60), seed, questions, Path(folder))
+    try:
+        for setting, run in _slices(args):
             runs.append((setting, run))
-            left -= run["seconds"] or 60
-            seed += 1
             print(", ".join(f"{h} {c}" for h, c in zip(HEADER, row(setting, run))), flush=True)
             for line in run["wrong"][:10]:
                 print(f"  {line}", flush=True)
             if args.out:
-                record = dict(provenance.describe(), options={k: str(v) for k, v in vars(args).items()},
-                              runs=[dict(setting=s.name, **r) for s, r in runs])  # fmt: skip
+                options = {k: str(v) for k, v in vars(args).items() if k != "origin"}
+                record = dict(args.origin, options=options, runs=[dict(setting=s.name, **r) for s, r in runs])
                 args.out.write_text(json.dumps(record, indent=1) + "\n")
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\ninterrupted; the slice that was running is not in the table")
     print(table.render(HEADER, [row(*r) for r in runs]))
     wrong = sum(len(r["wrong"]) for _, r in runs)
     print(f"{sum(r['requests'] for _, r in runs)} requests in {sum(r['seconds'] for _, r in runs) / 60:.0f} minutes, {wrong} wrong")
-    return int(wrong > 0)
+    return 130 if interrupted else int(wrong > 0)
+
+
+def _slices(args):
+    """(setting, what happened), one server after the other until the time under load is over."""
+    load, known, left, number = LOADS[args.device], {}, args.minutes * 60, 0
+    with tempfile.TemporaryDirectory() as folder:
+        while left > 1:
+            setting = SETTINGS[args.settings[number % len(args.settings)]]
+            questions = known.setdefault(setting.method, questions_of(load))
+            run = soak(setting, load, min(left, args.slice_minutes * 60), args.seed + number, questions, Path(folder))
+            left -= run["seconds"] or 60  # a server that always fails must end, too
+            number += 1
+            yield setting, run
+
+
+def _arguments(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add, every = parser.add_argument, range(len(SETTINGS))
+    add("--minutes", type=_positive, default=60.0, help="under load, servers' starts not counted (default %(default)s)")
+    add("--slice-minutes", type=_positive, default=6.0, help="of one server (default %(default)s)")
+    add("--device", choices=LOADS, default="cpu")
+    add("--settings", type=int, nargs="+", metavar="N", choices=every, default=list(every),
+        help="default: all of " + ", ".join(f"{i}: {s.name}" for i, s in enumerate(SETTINGS)))  # fmt: skip
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="JSON file of everything")
+    args = parser.parse_args(argv)
+    args.origin = provenance.describe()  # first: the commit that the run started from
+    return args
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+    return value
 
 
 if __name__ == "__main__":

@@ -106,13 +106,16 @@ class Clients:
         """Pauses the server now and then, and asks it to flush while it is busy."""
         now = asyncio.get_running_loop().time
         while now() < deadline:
-            await asyncio.sleep(self.rng.uniform(15, 45))
+            await asyncio.sleep(min(self.rng.uniform(15, 45), max(0.0, deadline - now())))
             mode = self.rng.choices(["in_place", "retract"], [4, 1])[0]  # the second retracts all that run
-            await self._post("pause_generation", {"mode": mode})
-            await asyncio.sleep(0.5)
-            await self._post("continue_generation", {})
-            async with self.session.post(f"{self.url}/flush_cache"):
-                pass  # refused while requests run
+            try:
+                await self._post("pause_generation", {"mode": mode})
+                await asyncio.sleep(0.5)
+                await self._post("continue_generation", {})
+                async with self.session.post(f"{self.url}/flush_cache"):
+                    pass  # refused while requests run
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                self.totals.wrong.append(f"pause and flush: {type(error).__name__}: {error}"[:300])
 
     def _question(self) -> tuple[Question, int]:
         """One that many ask, or (a fifth) one of its own; answered whole, or cut off somewhere."""

@@ -46,7 +46,8 @@ SETTINGS = (
     Setting("without prefix cache", KEEP, ("--disable-radix-cache",)),
     Setting("pressure, pages, retracted", PAGES, ("--zipage-when", "pressure", *CHUNKS), retract=61, steady=False),
     Setting("all windows score", (*KEEP, "--zipage-passes", "4")),
-    Setting("all windows, few slots, pages, retracted", (*PAGES, "--zipage-passes", "4"), ("--zipage-query-slots", "4", *CHUNKS), retract=61),
+    Setting("all windows, few slots, pages, retracted", (*PAGES, "--zipage-passes", "4"), ("--zipage-query-slots", "4", *CHUNKS),
+            retract=61),
     Setting("few query slots", KEEP, ("--zipage-query-slots", "2", "--zipage-max-compress", "1")),
 )
 

@@ -9,17 +9,12 @@ import signal
 import subprocess
 import sys
 
+from benchmarks.soak.settings import CHECKS
+
 ROOT = pathlib.Path(__file__).parents[2]
 MODEL = ROOT / "benchmarks" / "reasoner" / "model"
 PROBE = pathlib.Path(__file__).parent / "probe"
 
-CHECKS = {
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
-    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
-    "SGLANG_DEBUG_MEMORY_POOL": "1",
-    "ZIPAGE_CHECK_INVARIANTS": "1",
-}
 CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=True, dtype="float32", log_level="info",
            model_path=str(MODEL), skip_tokenizer_init=True, max_total_tokens=8192, random_seed=1)
 

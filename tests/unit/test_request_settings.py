@@ -90,6 +90,11 @@ def test_what_the_operator_allows():
         of({"budget": 144}, dataclasses.replace(SERVER, max_budget=0))
 
 
+def test_other_policies_have_no_windows_that_score_early():
+    windows = dataclasses.replace(SERVER, passes=4)
+    assert of({"policy": "random"}, windows).passes == 1 and of({"budget": 64}, windows).passes == 4
+
+
 def test_a_policy_needs_its_tables():
     bare = dataclasses.replace(SERVER, policy="attention")
     assert of({"policy": "random"}, bare).policy == "random"
