@@ -28,13 +28,12 @@ def make_configs(args) -> dict[str, ZipageConfig]:
         policy, _, share = given.partition("@")
         if policy == "full":
             continue
-        many = [args.redundancy, args.alpha, args.lam]
+        many = [args.redundancy, args.alpha, args.lam, args.passes]
         if policy != "zipage":
-            many = [v[:1] for v in many]
-        for recency, redundancy, alpha, lam in itertools.product([float(share)] if share else args.recency, *many):
+            many = [*(v[:1] for v in many[:3]), [1]]
+        for recency, redundancy, alpha, lam, passes in itertools.product([float(share)] if share else args.recency, *many):
             config = ZipageConfig(budget=budget, block=args.block, window=args.window, policy=policy, recency=recency,
-                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix,
-                                  passes=args.passes if policy == "zipage" else 1)
+                                  redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix, passes=passes)
             out.setdefault(name_of(config), config)
     return out
 
@@ -64,7 +63,7 @@ def add_options(parser):
     add("--lam", type=shares, default=[paper["lam"]], help="of zipage (default 0.2)")
     add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
     add("--window", type=int, default=16, help="(default %(default)s)")
-    add("--passes", type=int, default=1, help="of zipage: windows that score before a compression (default %(default)s)")
+    add("--passes", type=whole, default=[1], help="of zipage: windows that score before a compression (default 1)")
     add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
     add("--threads", type=int, default=1, help="of the CPU (default %(default)s)")
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")
