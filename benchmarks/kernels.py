@@ -5,12 +5,13 @@
 First the whole pipeline as the engine runs it, steady state (new jobs every time, their packing and the graph's launch
 included; the clock is the GPU's, so a launch-bound pipeline shows as one), and launched kernel by kernel; then every kernel by
 itself with the bytes that it must move.  Keys have a mean, as real ones do, which makes half of all pairs similar; "unlike keys"
-are the worst case, without a similar pair.  A measurement that fails is reported and the others go on.
+are the worst case, without a similar pair.  "A pass" only scores (--zipage-passes).  A measurement that fails is reported and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -28,6 +29,7 @@ from zipage_sglang.policies import make_policy
 
 LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 36, 32, 8, 128
 CONFIG = ZipageConfig(**PRESETS["paper"])
+WINDOWS = dataclasses.replace(CONFIG, passes=CONFIG.block // CONFIG.window)  # so that passes are captured too
 SCALE = HEAD_DIM**-0.5
 
 
@@ -50,7 +52,7 @@ class Setting:
             torch.zeros(tables, dtype=torch.int32, device="cuda"), torch.zeros(tables, dtype=torch.bfloat16, device="cuda"),
             SCALE,
         )  # fmt: skip
-        self.compressor = Compressor(self.buffers, make_policy(CONFIG), CONFIG, self.rows)
+        self.compressor = Compressor(self.buffers, make_policy(CONFIG), WINDOWS, self.rows)
         self.compressor.warm_up(graphs=True)
 
     def counts(self) -> dict:
@@ -170,10 +172,11 @@ def pipeline_rows(report: Report, requests: int, candidates: int):
     repeat = max(6, 64 // requests)
     in_a_row = report.measure(f"pipeline.{requests}.ms", lambda: gpu_ms(run, repeat))
     single = report.measure(f"pipeline.{requests}.single_ms", lambda: median_ms(run))
+    passes = report.measure(f"pass.{requests}.ms", lambda: gpu_ms(lambda: setting.compressor.score(setting.jobs()), repeat))
     eager = report.measure(f"launched.{requests}.ms", lambda: gpu_ms(launched, repeat))
     unlike = report.measure(f"unlike.{requests}.ms", lambda: unlike_ms(requests, candidates, repeat))
-    if in_a_row and single and eager and unlike:
-        whole.append([f"{requests}", *(f"{ms / requests:.4f}" for ms in (in_a_row, single, eager, unlike))])
+    if in_a_row and single and eager and unlike and passes:
+        whole.append([f"{requests}", *(f"{ms / requests:.4f}" for ms in (in_a_row, single, eager, unlike, passes))])
     times = report.measure(f"kernels.{requests}.ms", lambda: kernels_of(run)) or {}
     needed = least_bytes(candidates)
     bandwidth = report.results.get("copy_bytes_per_s")
@@ -277,7 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
         del made
         torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e9:.0f} GB/s" if bandwidth else "no copy bandwidth")
-    print(table.render(["requests", "ms / request", "one at a time", "kernel by kernel", "unlike keys"], whole), "\n")
+    print(table.render(["requests", "ms / request", "one at a time", "kernel by kernel", "unlike keys", "a pass"], whole), "\n")
     print(table.render(["kernel", "us / request", "MB / request", "GB/s", "of copy"], parts), "\n")
     for name, rows in (("operation", others), ("launch options", sweep)):
         if rows:

@@ -1,14 +1,12 @@
-"""Runs compressions on the device: jobs of plain integers in, everything else stays there.
+"""Runs compressions and passes of scoring on the device: jobs of plain integers in, everything else stays there.
 
 The steady state (rows of K + b candidates at most) is replayed from CUDA graphs, one per batch size, because launching a dozen
-kernels costs more than they do.  Longer rows, as after a re-prefill, and requests with settings of their own are launched kernel
-by kernel, the latter apart from others: every launch has one configuration.
+kernels costs more than they do; so are passes.  Longer rows, as after a re-prefill, and requests with settings of their own are
+launched kernel by kernel, the latter apart from others: every launch has one configuration.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import time
 from collections import deque
 from typing import NamedTuple
@@ -33,16 +31,11 @@ def most_candidates(config: ZipageConfig) -> int:
     return MAX_TOGETHER * config.largest_cap
 
 
-@functools.lru_cache(maxsize=64)
-def scoring_only(config: ZipageConfig) -> ZipageConfig:
-    """The configuration of a job that keeps all candidates and so only updates their scores F: it makes nothing of them yet, and
-    what was seen in one block does not age."""
-    return dataclasses.replace(config, alpha=1.0, lam=1.0, redundancy="none", pooling="never")
-
-
 class Job(NamedTuple):
-    """One request's compression.  row: its row of SGLang's row table, -1: of none, so that only slot 0 is read and written;
-    query_rows: w rows of the query cache; config: the request's, None: the compressor's; the others: see `CompressionBatch`."""
+    """One request's compression, or pass of scoring.
+
+    row: its row of SGLang's row table, -1: of none, so that only slot 0 is read and written; query_rows: w rows of the query
+    cache; config: the request's, None: the compressor's; the others: see `CompressionBatch`."""
 
     row: int
     kv_len: int
@@ -79,8 +72,8 @@ class Compressor:
         self.nan_scores = torch.zeros((), dtype=torch.int64, device=self.device)
         self.seconds = 0.0
         self._timers: deque = deque()
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of each graph: `_pack`, and the rows
+        # By what they do (compress or, True, score) and for how many: a graph, its `_pack`, its rows.
+        self._graphs: dict[tuple[bool, int], tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
         self._alive: list = []  # other memory outside their pool that the graphs refer to
 
     def warm_up(self, graphs: bool):
@@ -94,7 +87,7 @@ class Compressor:
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
         if self.config.passes > 1:
-            self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.cap, 0, [0] * self.config.window, scoring_only(self.config))])
+            self.score([Job(-1, self.config.cap, 0, 0, 0, 0, 0, [0] * self.config.window)])
         if graphs and self.device.type == "cuda":
             self._capture()
         else:
@@ -110,7 +103,7 @@ class Compressor:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        for size in GRAPH_SIZES:
+        for scoring, size in [(s, n) for s in ((False, True) if self.config.passes > 1 else (False,)) for n in GRAPH_SIZES]:
             # The padding job is the worst case to the host and none to the device: it writes nothing but slot 0.
             inputs = self._pack([self._padding()] * size).to(self.device)
             width, budget = self.row_table.shape[1], self.config.budget
@@ -118,15 +111,15 @@ class Compressor:
             table = torch.zeros(size, width, dtype=torch.int32, device=self.device)
             worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, [0] * self.config.window)
 
-            def run(inputs=inputs, table=table, rows=rows, jobs=[worst] * size):
-                self._run(jobs, inputs, table, rows, self.config)
+            def run(scoring=scoring, inputs=inputs, table=table, rows=rows, jobs=[worst] * size):
+                self._run(jobs, inputs, table, rows, self.config, scoring)
 
             with torch.cuda.stream(stream):
                 run()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 run()
-            self._graphs[size], self._inputs[size] = graph, (inputs, table)
+            self._graphs[scoring, size] = graph, inputs, table
             self._alive.append(rows)
         self._alive += [layer_table(b) for b in (self.buffers.k_buffers, self.buffers.v_buffers)]
         torch.cuda.current_stream(self.device).wait_stream(stream)
@@ -146,6 +139,14 @@ class Compressor:
     def run(self, jobs: list[Job], snapshot: list[Rows] | None = None):
         """Compresses the jobs' rows, as `pipeline.compress` does, on the current stream.  snapshot: of these jobs; by default
         one is taken now."""
+        self._enqueue(jobs, snapshot, False)
+
+    def score(self, jobs: list[Job], snapshot: list[Rows] | None = None):
+        """Adds to the scores of the jobs' rows, as `pipeline.add_scores` does; otherwise like `run`.  What the jobs keep and
+        their configurations (None makes one batch of all) do not matter."""
+        self._enqueue(jobs, snapshot, True)
+
+    def _enqueue(self, jobs: list[Job], snapshot: list[Rows] | None, scoring: bool):
         self._drain()
         timer = self._start()
         for some, table in self.snapshot(jobs) if snapshot is None else snapshot:
@@ -153,14 +154,15 @@ class Compressor:
                 table.record_stream(torch.cuda.current_stream(self.device))
             size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
             config = some[0].config or self.config
-            if size in self._graphs and config == self.config and all(self._steady(job) for job in some):
-                inputs, rows = self._inputs[size]
+            captured = self._graphs.get((scoring, size))
+            if captured is not None and config == self.config and all(self._steady(job, scoring) for job in some):
+                graph, inputs, rows = captured
                 rows[: len(some), : table.shape[1]].copy_(table, non_blocking=True)
                 inputs.copy_(self._pack(some + [self._padding()] * (size - len(some))), non_blocking=True)
-                self._graphs[size].replay()
+                graph.replay()
             else:
                 rows = torch.empty(len(some), max(j.kv_len for j in some), dtype=torch.int64, device=self.device)
-                self._run(some, self._pack(some).to(self.device, non_blocking=True), table, rows, config)
+                self._run(some, self._pack(some).to(self.device, non_blocking=True), table, rows, config, scoring)
         self._stop(timer)
 
     def _groups(self, jobs: list[Job]) -> list[list[Job]]:
@@ -182,7 +184,8 @@ class Compressor:
             groups[-1].append(job)
         return groups
 
-    def _run(self, jobs: list[Job], inputs: torch.Tensor, table: torch.Tensor, rows: torch.Tensor, config: ZipageConfig):
+    def _run(self, jobs: list[Job], inputs: torch.Tensor, table: torch.Tensor, rows: torch.Tensor, config: ZipageConfig,
+             scoring: bool):
         """inputs: `_pack` of the jobs, on the device.  table: their rows.  rows: int64 [R, T], overwritten.  config: of all the
         jobs."""
         size, fields = len(jobs), NUMBERS
@@ -200,6 +203,9 @@ class Compressor:
             query_rows=inputs[fields * size :].view(size, -1),
             device_counts=counts,
         )
+        if scoring:
+            pipeline.add_scores(batch, self.buffers)
+            return
         policy = self.policy if config is self.config else make_policy(config)
         result = pipeline.compress(batch, self.buffers, policy, config)
         self.nan_scores += torch.where(index >= 0, result.nan_counts, 0).sum()
@@ -218,9 +224,11 @@ class Compressor:
         w = self.config.window
         return Job(-1, w, 0, 0, 0, w, 0, [0] * w)
 
-    def _steady(self, job: Job) -> bool:
+    def _steady(self, job: Job, scoring: bool) -> bool:
         cfg = self.config
-        return job.kv_len - job.start <= cfg.cap and job.keep == cfg.budget and job.kv_len + job.evicted < MOST_POSITIONS
+        if job.kv_len - job.start > cfg.cap:
+            return False
+        return scoring or (job.keep == cfg.budget and job.kv_len + job.evicted < MOST_POSITIONS)
 
     # Time on the device, read when it has passed, so that nobody waits for it.
 

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from zipage_sglang import pressure
-from zipage_sglang.compressor import Compressor, Job, scoring_only
+from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.engine import Compression, Engine
 from zipage_sglang.flight import Flights
@@ -283,14 +283,13 @@ class Manager:
 
     def _score(self, scored):
         """Add what the last w queries of each request look at to its scores.  Its row stays as it is."""
-        jobs = []
-        for _, req, state in scored:
-            kv_len = self.engine.kv_len(req)
-            jobs.append(self._job(req, state, kv_len, scoring_only(state.config))._replace(keep=kv_len - state.start))
+        # A pass makes nothing of the scores yet, so that requests of all configurations are one batch.
+        jobs = [self._job(req, state, self.engine.kv_len(req), state.config)._replace(keep=0, config=None)
+                for _, req, state in scored]
         try:
             rows = self.compressor.snapshot(jobs)
             with self.engine.compression_stream():  # behind the step in flight, whose query is one of the window's
-                self.compressor.run(jobs, rows)
+                self.compressor.score(jobs, rows)
         except Exception:  # the rows are unharmed, and their scores only less complete
             if self.engine.tp_size > 1:
                 raise
@@ -298,7 +297,7 @@ class Manager:
             self.stats.failures += len(scored)
             return
         for (_, _, state), job in zip(scored, jobs, strict=True):
-            state.stored = job.keep
+            state.stored = job.kv_len - job.start
         self.stats.passes += len(scored)
 
     def _give_up(self, work: list[Compression]) -> list[int]:

@@ -1,4 +1,4 @@
-"""One compression, from buffers to buffers: score, force, select, compact.  Knows nothing of SGLang."""
+"""One compression, from buffers to buffers: score, force, select, compact; or only the scores.  Knows nothing of SGLang."""
 
 from __future__ import annotations
 
@@ -61,4 +61,12 @@ def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config
     keep, nan_counts = ops.select_forced(scores, view.positions, batch, config.reserve, config.forced_sinks)
     ops.compact(buffers.k_buffers, buffers.v_buffers, buffers.tables, batch, keep, view.positions, view.importance)
     return Compression(keep, nan_counts, view.positions)
+
+
+def add_scores(batch: CompressionBatch, buffers: KVBuffers) -> None:
+    """Adds what the window looks at to the scores of every request's candidates, in the tables; rows stay as they are.
+
+    Afterwards all candidates are `stored`.  For policies that store scores.
+    """
+    ops.update_importance(buffers.k_buffers, buffers.query_cache, buffers.tables, batch, buffers.scale)
 

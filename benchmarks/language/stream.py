@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from zipage_kernels import ops
-from zipage_sglang.compressor import Compressor, Job, scoring_only
+from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.plan import plan_row
@@ -145,16 +145,17 @@ class Stream:
         if state.scored > cfg.window:
             for left in range(cfg.passes - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
-                self._run(kv_len, kv_len - state.start, scoring_only(cfg))
-        self._run(rows.length, cfg.budget, cfg)
+                self.compressor.score([self._job(kv_len)])
+                state.stored = kv_len - state.start
+        self.compressor.run([self._job(rows.length)])
+        state.stored = cfg.budget
         state.count += 1
         state.evicted += plan.evicted
         rows.evicted, rows.length = state.evicted, plan.kept
 
-    def _run(self, kv_len: int, keep: int, config: ZipageConfig):
-        """Scores the row's first kv_len tokens by the last w of them, and keeps `keep` candidates."""
+    def _job(self, kv_len: int) -> Job:
+        """The row's first kv_len tokens, scored by the last w of them."""
         rows, state, true_len = self.rows, self.state, kv_len + self.rows.evicted
-        queries = [rows.query_row(p) for p in range(true_len - config.window, true_len)]
-        self.compressor.run([Job(row=0, kv_len=kv_len, start=state.start, evicted=rows.evicted, stored=state.stored, keep=keep,
-                                 count=state.count, query_rows=queries, config=config)])
-        state.stored = keep
+        queries = [rows.query_row(p) for p in range(true_len - self.config.window, true_len)]
+        return Job(row=0, kv_len=kv_len, start=state.start, evicted=rows.evicted, stored=state.stored, keep=self.config.budget,
+                   count=state.count, query_rows=queries, config=self.config)

@@ -7,6 +7,7 @@ from zipage_kernels.reference.pool import max_pool
 from zipage_kernels.reference.redundancy import redundancy
 from zipage_kernels.reference.select import select
 from zipage_kernels.reference.select_forced import select_forced
+from zipage_kernels.reference.update import update_importance
 from zipage_kernels.reference.zipage import zipage_score
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "select",
     "select_forced",
     "store_query",
+    "update_importance",
     "zipage_score",
 ]

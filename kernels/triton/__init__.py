@@ -1,6 +1,6 @@
 """Triton twins of the operations in `zipage_kernels.reference`, with the same signatures; for CUDA tensors."""
 
-from zipage_kernels.triton.attention import attention_score
+from zipage_kernels.triton.attention import attention_score, update_importance
 from zipage_kernels.triton.compact import compact
 from zipage_kernels.triton.copy import copy_slots
 from zipage_kernels.triton.gather import gather_importance, gather_positions, gather_rows
@@ -22,5 +22,6 @@ __all__ = [
     "select",
     "select_forced",
     "store_query",
+    "update_importance",
     "zipage_score",
 ]

@@ -7,18 +7,9 @@ import triton
 import triton.language as tl
 
 from zipage_kernels.batch import CompressionBatch, Tables
-from zipage_kernels.triton.layers import layer_table, padded
+from zipage_kernels.triton.layers import bf16_bits, layer_table, padded
 
 ROWS = 32  # tokens that one program of the second launch moves
-
-
-@triton.jit
-def _bf16_bits(value):
-    """The bits of the nearest bf16, ties to even, as int16: what the hardware's conversion gives, and the interpreter's
-    does not."""
-    bits = value.to(tl.int32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return tl.where(value != value, 0x7FC0, rounded).to(tl.int16)
 
 
 @triton.jit(
@@ -67,7 +58,7 @@ def _plan(
         fresh = stays & (j >= survivors)  # the others' positions came from the table
         tl.store(position_table + table + slots * H, tl.load(positions + line + j, mask=fresh, other=0), mask=fresh)
         if IMPORTANCE:
-            bits = _bf16_bits(tl.load(importance + line + j, mask=stays, other=0.0))
+            bits = bf16_bits(tl.load(importance + line + j, mask=stays, other=0.0))
             tl.store(importance_table + table + slots * H, bits, mask=stays)
     tl.store(counts + pid, tl.minimum(num_holes, num_sources))
 
@@ -106,7 +97,7 @@ def _move(
         table = layer.to(tl.int64) * layer_stride + to * H + head
         tl.store(position_table + table, tl.load(positions + line * C + source, mask=moved), mask=moved)
         if IMPORTANCE:
-            bits = _bf16_bits(tl.load(importance + line * C + source, mask=moved, other=0.0))
+            bits = bf16_bits(tl.load(importance + line * C + source, mask=moved, other=0.0))
             tl.store(importance_table + table, bits, mask=moved)
 
 

@@ -1,4 +1,4 @@
-"""How the kernels see SGLang's per-layer KV buffers, and the shapes that follow from a head's size."""
+"""How the kernels see SGLang's per-layer KV buffers and write bf16 tables, and the shapes that follow from a head's size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 
@@ -79,3 +80,12 @@ def tile_rows(head_dim: int, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return 32
     return 128 if padded(head_dim) * dtype.itemsize <= 256 else 64
+
+
+@triton.jit
+def bf16_bits(value):
+    """The bits of the nearest bf16, ties to even, as int16: what the hardware's conversion gives, and the interpreter's
+    does not."""
+    bits = value.to(tl.int32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return tl.where(value != value, 0x7FC0, rounded).to(tl.int16)

@@ -93,6 +93,14 @@ def test_attention(case):
     assert_nearly(actual, expected, share=0, rtol=1e-4)
 
 
+def test_scores_are_added(case):
+    ours, wanted = copy.deepcopy(case.tables), copy.deepcopy(case.tables)
+    twins.update_importance(case.k_buffers, case.query_cache, ours, case.batch, SCALE)
+    reference.update_importance(case.k_buffers, case.query_cache, wanted, case.batch, SCALE)
+    assert torch.equal(ours.positions, wanted.positions)
+    torch.testing.assert_close(ours.importance.float(), wanted.importance.float(), rtol=2**-7, atol=1e-7, equal_nan=True)
+
+
 @pytest.mark.parametrize("mode", ["lightning", "flash"])
 def test_redundancy(case, positions, mode):
     expected = reference.redundancy(case.k_buffers, case.batch, positions, 256, 0.4, mode)
@@ -208,7 +216,7 @@ def test_graphs_do_what_single_launches_do(policy):
         Request(kv_len=2204, start=11, evicted=700, stored=2048, keep=2048, count=2),
     ]
     case = cuda(make_case((*steady, *REQUESTS[2:], *steady), seed=5, **SHAPES["bf16"]))
-    config = ZipageConfig(policy=policy)
+    config = ZipageConfig(policy=policy, passes=3 if policy == "zipage" else 1)
     runs, counted = [], []
     for graphs in (True, False):
         ours = copy.deepcopy(case)
@@ -222,6 +230,9 @@ def test_graphs_do_what_single_launches_do(policy):
         assert bool(compressor._graphs) == graphs
         compressor.run(jobs[:1])
         torch.cuda.set_sync_debug_mode("error")
+        if policy == "zipage":
+            compressor.score(jobs[3:])
+            jobs = [*jobs[:3], *(job._replace(stored=job.kv_len - job.start) for job in jobs[3:])]
         compressor.run(jobs[1:3])
         ages.read(contextlib.nullcontext())
         torch.cuda.set_sync_debug_mode("default")

@@ -141,20 +141,20 @@ class ManagerMachine(RuleBasedStateMachine):
                           stores_importance=policy.stores_importance)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
         compressor = Compressor(runtime.buffers, policy, self.config, rows)
-        self.queries, self.run = {}, compressor.run  # {row of the query cache: (request, position) of what is there}
-        compressor.run = self.check_and_run
+        self.queries, self.enqueue = {}, compressor._enqueue  # {row of the query cache: (request, position) of what is there}
+        compressor._enqueue = self.check_and_enqueue
         self.manager = Manager(self.config, compressor, runtime, self.engine)
 
-    def check_and_run(self, jobs, snapshot=None):
+    def check_and_enqueue(self, jobs, snapshot, scoring):
         """Every job has the queries of the last w tokens of one request; all windows but the last have scored before."""
         assert self.engine.on_stream, "it may overtake the step in flight"
         for job in jobs:
             found, true_len, window = [self.queries.get(row) for row in job.query_rows], job.kv_len + job.evicted, self.config.window
             assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
             assert len({id(req) for req, _ in found}) == 1, "queries of another request"
-            if job.config.passes > 1 and job.count and job.keep == job.config.budget:
+            if not scoring and job.config.passes > 1 and job.count:
                 assert job.stored == job.kv_len - job.start - window, "a window did not score"
-        self.run(jobs, snapshot)
+        self.enqueue(jobs, snapshot, scoring)
 
     @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN))
     def arrive(self, prompt, cached, own):

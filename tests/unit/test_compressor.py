@@ -8,7 +8,7 @@ from test_pipeline import buffers_of
 
 from zipage_sglang.compressor import MAX_TOGETHER, Compressor, Job
 from zipage_sglang.config import POLICIES, ZipageConfig
-from zipage_sglang.pipeline import compress
+from zipage_sglang.pipeline import add_scores, compress
 from zipage_sglang.policies import make_policy
 
 REQUESTS = tuple(dataclasses.replace(request, keep=8) for request in MIXED)
@@ -126,3 +126,15 @@ def test_long_rows_share_the_workspace_of_short_ones():
         longest = max(job.kv_len - job.start for job in group)
         assert len(group) * longest <= MAX_TOGETHER * config.cap or len(group) == 1
     assert [len(group) for group in groups] == [8, 3, 2, 2, 1, 1]
+
+
+def test_passes_only_score():
+    """Requests of all configurations are one batch; rows, keys and values stay as they are."""
+    case = make_case(REQUESTS * 3, seed=4)
+    expected, config = copy.deepcopy(case), config_of("zipage")
+    add_scores(expected.batch, buffers_of(expected))
+    jobs, table = jobs_of(case)
+    compressor = Compressor(buffers_of(case), make_policy(config), config, table)
+    compressor.score([job._replace(keep=0) for job in jobs])
+    assert_same_memory(case, expected)
+    assert compressor.seconds > 0 and compressor.nan_scores == 0

@@ -126,19 +126,19 @@ def test_attention_policy_keeps_what_the_last_queries_look_at(model, ids):
 @torch.inference_mode()
 def test_windows_before_the_last_one_score_too(model, ids):
     stream = Stream(copy.deepcopy(model), config_of("zipage", passes=2), 9, len(ids), kv_dtype=torch.float32)
-    run, seen = stream.compressor.run, []
+    enqueue, seen = stream.compressor._enqueue, []
 
-    def checked(jobs):
+    def checked(jobs, snapshot, scoring):
         (job,) = jobs
         end = job.kv_len + job.evicted
         torch.testing.assert_close(stream.rows.query_cache[0][job.query_rows], first_layer_queries(model, ids, end - 5, end))
-        seen.append((job.kv_len - 9, job.stored, job.keep))
-        run(jobs)
+        seen.append((job.kv_len - 9, job.stored, scoring))
+        enqueue(jobs, snapshot, scoring)
 
-    stream.compressor.run = checked
+    stream.compressor._enqueue = checked
     for _ in stream.chunks(ids, 7):
         pass
-    assert seen[:4] == [(31, 0, 31), (36, 31, 24), (31, 24, 31), (36, 31, 24)] and len(seen) == 2 * stream.state.count
+    assert seen[:4] == [(31, 0, True), (36, 31, False), (31, 24, True), (36, 31, False)] and len(seen) == 2 * stream.state.count
 
 
 @torch.inference_mode()

@@ -60,21 +60,21 @@ def failing_compressions(spec):
     from zipage_sglang.compressor import Compressor
     from zipage_sglang.manager import Manager
 
-    run, job, count, reqs = Compressor.run, Manager._job, [0], []
+    enqueue, job, count, reqs = Compressor._enqueue, Manager._job, [0], []
 
     def remembering(manager, req, *args):
         reqs.append(req.rid)
         return job(manager, req, *args)
 
-    def failing(compressor, jobs, rows=None):
+    def failing(compressor, jobs, *args):
         rids = [reqs.pop() for _ in range(min(len(jobs), len(reqs)))]
         count[0] += bool(rids)
         if rids and (count[0] in spec["calls"] or set(rids) & set(spec["rids"])):
-            run(compressor, jobs, rows)  # the worst case: tokens have been moved already
+            enqueue(compressor, jobs, *args)  # the worst case: tokens have been moved already
             raise RuntimeError("a kernel that does not launch")
-        return run(compressor, jobs, rows)
+        return enqueue(compressor, jobs, *args)
 
-    Compressor.run, Manager._job = failing, remembering
+    Compressor._enqueue, Manager._job = failing, remembering
 
 
 def unchecked():

@@ -100,8 +100,8 @@ def late_rows():
     """Rows are read when their compression begins, not when it is planned."""
     from zipage_sglang.compressor import Compressor
 
-    run = Compressor.run
-    Compressor.run = lambda compressor, jobs, rows=None: run(compressor, jobs)
+    enqueue = Compressor._enqueue
+    Compressor._enqueue = lambda compressor, jobs, rows, scoring: enqueue(compressor, jobs, None, scoring)
 
 
 def uncounted_tokens():

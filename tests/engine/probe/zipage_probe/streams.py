@@ -28,7 +28,7 @@ def lagging_stream():
             method(*enqueued)
         return init_new(*args, **kwargs)
 
-    Compressor.run, Runtime.copy_slots, forward.init_new = later(Compressor.run), later(Runtime.copy_slots), running
+    Compressor._enqueue, Runtime.copy_slots, forward.init_new = later(Compressor._enqueue), later(Runtime.copy_slots), running
     InvariantChecker.scheduler = checking
 
 
@@ -39,7 +39,7 @@ def lagging_compressions():
     from zipage_patches.engine import SGLangEngine
     from zipage_sglang.compressor import Compressor
 
-    enqueue, init_new, beside, awaited = Compressor.run, forward.init_new, [], []
+    enqueue, init_new, beside, awaited = Compressor._enqueue, forward.init_new, [], []
 
     def run(*args):
         beside.append(args) if active.config.async_steps else enqueue(*args)
@@ -53,27 +53,27 @@ def lagging_compressions():
             enqueue(*awaited[-1])
 
     def stepping(forward_batch, cls, batch, *args, **kwargs):
-        for _, _, *snapshot in beside[len(awaited):]:
-            held = {slot for rows in snapshot for some in rows for job, row in zip(some.jobs, some.table)
+        for _, _, snapshot, _ in beside[len(awaited):]:
+            held = {slot for some in snapshot for job, row in zip(some.jobs, some.table)
                     for slot in row[job.start : job.kv_len].tolist()}
             taken = held & {*active.manager().engine.allocator.free_pages.tolist(), *batch.out_cache_loc.tolist()}
             assert not taken, f"slots of a row that is still to be compressed were given out: {sorted(taken)[:5]}"
         return init_new(forward_batch, cls, batch, *args, **kwargs)
 
-    Compressor.run, SGLangEngine.mark, SGLangEngine.wait_for, forward.init_new = run, mark, wait_for, stepping
+    Compressor._enqueue, SGLangEngine.mark, SGLangEngine.wait_for, forward.init_new = run, mark, wait_for, stepping
 
 
 def slow_compressions(ms):
     """A GPU on which a step's compressions take that much longer."""
     from zipage_sglang.compressor import Compressor
 
-    run = Compressor.run
+    enqueue = Compressor._enqueue
 
-    def running(compressor, *args):
-        run(compressor, *args)
+    def enqueuing(compressor, *args):
+        enqueue(compressor, *args)
         torch.cuda._sleep(int(ms * 1.7e6))  # cycles
 
-    Compressor.run = running
+    Compressor._enqueue = enqueuing
 
 
 def latest_pages_first():
