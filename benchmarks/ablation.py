@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
     "recency": {r: [*ZIPAGE, "--recency", r] for r in ("0.25", "0.75", "0.9")},
     "window": {w: [*ZIPAGE, "--window", w] for w in ("4", "32", "64", "128")},
     "passes": {f"{p} of {w}": [*ZIPAGE, "--passes", p, "--window", w] for p, w in (("4", "16"), ("8", "16"), ("4", "32"))},
+    "reserve": {f"{r} with 8 passes": [*ZIPAGE, "--passes", "8", "--recency", r] for r in ("0", "0.25", "0.75")},
     "alpha": {a: [*ZIPAGE, "--alpha", a] for a in ("0", "0.95", "1")},
     "lambda": {v: [*ZIPAGE, "--lambda", v] for v in ("0.05", "0.5", "0.9")},
     "redundancy": {"none": [*ZIPAGE, "--redundancy", "none", "--lambda", "1"], "flash": [*ZIPAGE, "--redundancy", "flash"]},

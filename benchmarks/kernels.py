@@ -50,7 +50,7 @@ class Setting:
         self.buffers = KVBuffers(
             keys, values, torch.randn(LAYERS, requests * CONFIG.window + 1, Q_HEADS, HEAD_DIM, **normal),
             torch.zeros(tables, dtype=torch.int32, device="cuda"), torch.zeros(tables, dtype=torch.bfloat16, device="cuda"),
-            SCALE,
+            SCALE, seen=torch.zeros(tables, dtype=torch.bfloat16, device="cuda"),
         )  # fmt: skip
         self.compressor = Compressor(self.buffers, make_policy(CONFIG), WINDOWS, self.rows)
         self.compressor.warm_up(graphs=True)
@@ -61,7 +61,8 @@ class Setting:
         evicted = self.step * (self.candidates - CONFIG.budget)
         self.step += 1
         return dict(kv_len=self.candidates, start=0, evicted=evicted, stored=0 if first else CONFIG.budget,
-                    keep=CONFIG.budget, count=self.step - 1)
+                    keep=CONFIG.budget, count=self.step - 1, seen=self.candidates - CONFIG.window,
+                    windows=WINDOWS.passes - 1)
 
     def jobs(self) -> list[Job]:
         counts = self.counts()
@@ -69,10 +70,10 @@ class Setting:
 
     def batch(self) -> CompressionBatch:
         c = self.counts()
-        kv_lens, starts, evicted, stored, keeps, counts = ([c[n]] * self.requests for n in (
-            "kv_len", "start", "evicted", "stored", "keep", "count"))
+        kv_lens, starts, evicted, stored, keeps, counts, seen, windows = ([c[n]] * self.requests for n in (
+            "kv_len", "start", "evicted", "stored", "keep", "count", "seen", "windows"))
         query_rows = self.query_rows.to("cuda", non_blocking=True)
-        return CompressionBatch(self.rows.long(), kv_lens, starts, evicted, stored, keeps, counts, query_rows)
+        return CompressionBatch(self.rows.long(), kv_lens, starts, evicted, stored, keeps, counts, query_rows, seen, windows)
 
 
 def gpu_ms(run, repeat: int, warm: int = 3) -> float:

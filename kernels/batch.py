@@ -26,18 +26,21 @@ class Lengths(NamedTuple):
     stored: torch.Tensor
     keeps: torch.Tensor
     counts: torch.Tensor
+    seen: torch.Tensor
+    windows: torch.Tensor
 
 
 @dataclasses.dataclass(eq=False)
 class Tables:
-    """What is remembered about the token in each (layer, slot, KV head); moves with the token.
+    """What is remembered about the token in each (layer, slot, KV head); moves with the token, but for `seen`.
 
     positions: int32 [L, S, H], true position.  importance: bf16 [L, S, H], the unpooled global score F, or None when the
-    policy stores none.
+    policy stores none.  seen: bf16 [L, S, H], sum of I over the windows since the last compression, or None where one scores.
     """
 
     positions: torch.Tensor
     importance: torch.Tensor | None = None
+    seen: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,6 +53,7 @@ class CompressionBatch:
         row i holds position i + evicted and no importance).
     keeps: candidates that survive, K.  counts: compressions since the (re)prefill, this one not included.
     query_rows: int32 or int64 [R, w], rows of the query cache that hold the queries of the last w tokens, in position order.
+    seen: leading candidate rows that have a sum in `Tables.seen`.  windows: how many windows it is of.  0 of 0 by default.
     device_counts: the counts on the device, where the caller has them there already.  Kernels read these; in a captured
         CUDA graph the lists only bound them.
 
@@ -66,10 +70,13 @@ class CompressionBatch:
     keeps: list[int]
     counts: list[int]
     query_rows: torch.Tensor
+    seen: list[int] = dataclasses.field(default_factory=list)
+    windows: list[int] = dataclasses.field(default_factory=list)
     device_counts: Lengths | None = None
 
     def __post_init__(self):
         size, capacity = self.rows.shape
+        self.seen, self.windows = self.seen or [0] * size, self.windows or [0] * size
         for name in Lengths._fields:
             values = getattr(self, name)
             if len(values) != size or min(values, default=0) < 0:
@@ -79,10 +86,9 @@ class CompressionBatch:
         for r, (kv_len, candidates) in enumerate(zip(self.kv_lens, self.num_candidates)):
             if not self.window <= kv_len <= capacity:
                 raise ValueError(f"request {r}: kv_len {kv_len} is not within [window {self.window}, row {capacity}]")
-            if not self.keeps[r] <= candidates or not self.stored[r] <= candidates:
-                raise ValueError(
-                    f"request {r}: {candidates} candidates cannot keep {self.keeps[r]} nor have {self.stored[r]} stored"
-                )
+            if max(self.keeps[r], self.stored[r], self.seen[r]) > candidates:
+                raise ValueError(f"request {r}: {candidates} candidates cannot keep {self.keeps[r]}, nor have {self.stored[r]} "
+                                 f"stored or {self.seen[r]} seen")
 
     @property
     def size(self) -> int:

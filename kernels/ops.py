@@ -30,6 +30,7 @@ def _by_device(twin: Callable) -> Callable:
     return op
 
 
+add_attention = _by_device(reference.add_attention)
 attention_score = _by_device(reference.attention_score)
 compact = _by_device(reference.compact)
 copy_slots = _by_device(reference.copy_slots)
@@ -41,5 +42,4 @@ redundancy = _by_device(reference.redundancy)
 select = _by_device(reference.select)
 select_forced = _by_device(reference.select_forced)
 store_query = _by_device(reference.store_query)
-update_importance = _by_device(reference.update_importance)
 zipage_score = _by_device(reference.zipage_score)

@@ -44,6 +44,8 @@ class Job(NamedTuple):
     stored: int
     keep: int
     count: int  # type: ignore[assignment]  # nobody asks this tuple to count
+    seen: int
+    windows: int
     query_rows: list[int]
     config: ZipageConfig | None = None
 
@@ -82,16 +84,16 @@ class Compressor:
             return  # the context length ends before the first compression
         if self.config.largest_cap > self.config.cap:
             longest = min(self.row_table.shape[1], self.config.largest_cap)
-            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, 0, 0, [0] * self.config.window)])
         if self.device.type == "cuda":  # longer rows than any graph holds, and than selection keeps on chip, are launched, too
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
-            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+            self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, 0, 0, [0] * self.config.window)])
         if self.config.passes > 1:
-            self.score([Job(-1, self.config.cap, 0, 0, 0, 0, 0, [0] * self.config.window)])
+            self.score([Job(-1, self.config.cap, 0, 0, 0, 0, 0, 0, 0, [0] * self.config.window)])
         if graphs and self.device.type == "cuda":
             self._capture()
         else:
-            self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.budget, 0, [0] * self.config.window)])
+            self.run([Job(-1, self.config.cap, 0, 0, 0, self.config.budget, 0, 0, 0, [0] * self.config.window)])
         self._timers.clear()
         self.seconds = 0.0
         if self.ages is not None:
@@ -109,7 +111,7 @@ class Compressor:
             width, budget = self.row_table.shape[1], self.config.budget
             rows = torch.zeros(size, width, dtype=torch.int64, device=self.device)
             table = torch.zeros(size, width, dtype=torch.int32, device=self.device)
-            worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, [0] * self.config.window)
+            worst = Job(0, width, width - self.config.cap, 0, budget, budget, 1, 0, 0, [0] * self.config.window)
 
             def run(scoring=scoring, inputs=inputs, table=table, rows=rows, jobs=[worst] * size):
                 self._run(jobs, inputs, table, rows, self.config, scoring)
@@ -142,7 +144,7 @@ class Compressor:
         self._enqueue(jobs, snapshot, False)
 
     def score(self, jobs: list[Job], snapshot: list[Rows] | None = None):
-        """Adds to the scores of the jobs' rows, as `pipeline.add_scores` does; otherwise like `run`.  What the jobs keep and
+        """Adds to the scores of the jobs' rows, as `pipeline.score` does; otherwise like `run`.  What the jobs keep and
         their configurations (None makes one batch of all) do not matter."""
         self._enqueue(jobs, snapshot, True)
 
@@ -200,11 +202,13 @@ class Compressor:
             stored=[j.stored for j in jobs],
             keeps=[j.keep for j in jobs],
             counts=[j.count for j in jobs],
+            seen=[j.seen for j in jobs],
+            windows=[j.windows for j in jobs],
             query_rows=inputs[fields * size :].view(size, -1),
             device_counts=counts,
         )
         if scoring:
-            pipeline.add_scores(batch, self.buffers)
+            pipeline.score(batch, self.buffers)
             return
         policy = self.policy if config is self.config else make_policy(config)
         result = pipeline.compress(batch, self.buffers, policy, config)
@@ -213,7 +217,7 @@ class Compressor:
             self.ages.add(batch, result.keep, result.positions)
 
     def _pack(self, jobs: list[Job]) -> torch.Tensor:
-        """int32 [R * (7 + w)] on the host: each field of all jobs, then their query rows.  As row, a job has its place."""
+        """int32 [R * (9 + w)] on the host: each field of all jobs, then their query rows.  As row, a job has its place."""
         numbers = [place if job.row >= 0 else -1 for place, job in enumerate(jobs)]
         numbers += [number for field in list(zip(*jobs))[1:NUMBERS] for number in field]
         for job in jobs:
@@ -222,7 +226,7 @@ class Compressor:
 
     def _padding(self) -> Job:
         w = self.config.window
-        return Job(-1, w, 0, 0, 0, w, 0, [0] * w)
+        return Job(-1, w, 0, 0, 0, w, 0, 0, 0, [0] * w)
 
     def _steady(self, job: Job, scoring: bool) -> bool:
         cfg = self.config

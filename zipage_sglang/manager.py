@@ -208,7 +208,7 @@ class Manager:
                 near.append((index, req, state))
                 # Its slot is there since `scored` tokens before the trigger: the first window is full w tokens later.
                 full = left < state.scored and left % cfg.window == 0 and state.slot != NO_SLOT
-                if full and state.stored < kv_len - state.start and not engine.ending(req):
+                if full and state.seen < kv_len - state.start and not engine.ending(req):
                     scored.append((index, req, state))
                 watch.book(req, state, left % cfg.window or cfg.window)
             else:
@@ -282,22 +282,22 @@ class Manager:
         return stuck
 
     def _score(self, scored):
-        """Add what the last w queries of each request look at to its scores.  Its row stays as it is."""
-        # A pass makes nothing of the scores yet, so that requests of all configurations are one batch.
+        """Add what the last w queries of each request look at to what earlier ones did.  Its row stays as it is."""
+        # A pass only adds up, so that requests of all configurations are one batch.
         jobs = [self._job(req, state, self.engine.kv_len(req), state.config)._replace(keep=0, config=None)
                 for _, req, state in scored]
         try:
             rows = self.compressor.snapshot(jobs)
             with self.engine.compression_stream():  # behind the step in flight, whose query is one of the window's
                 self.compressor.score(jobs, rows)
-        except Exception:  # the rows are unharmed, and their scores only less complete
+        except Exception:  # the rows are unharmed, and what is known of them only less complete
             if self.engine.tp_size > 1:
                 raise
             logger.exception("scoring %s failed", [req.rid for _, req, _ in scored])
             self.stats.failures += len(scored)
             return
         for (_, _, state), job in zip(scored, jobs, strict=True):
-            state.stored = job.kv_len - job.start
+            state.seen, state.windows = job.kv_len - job.start, state.windows + 1
         self.stats.passes += len(scored)
 
     def _give_up(self, work: list[Compression]) -> list[int]:
@@ -321,6 +321,8 @@ class Manager:
             stored=state.stored,
             keep=config.budget,
             count=state.count,
+            seen=state.seen,
+            windows=state.windows,
             query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
             config=config,
         )
@@ -330,6 +332,7 @@ class Manager:
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
         state.stored = plan.kept - state.start
+        state.seen = state.windows = 0
         state.parked_at = 0
         state.over = False
         state.copy_out = None

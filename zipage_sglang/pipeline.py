@@ -20,6 +20,7 @@ class KVBuffers:
     k_buffers, v_buffers: L tensors [S, H, D] of the KV pool, fp32, fp16 or bf16, may be strided views.
     query_cache: [L, M*w + 1, Hq, D] (row 0 is trash).  positions: int32 [L, S, H].
     importance: bf16 [L, S, H], or None when the policy stores none.  scale: factor of the attention logits.
+    seen: bf16 [L, S, H], or None where one window scores.
     first_layer, first_kv_head: global indices of local layer 0 and local KV head 0.
     """
 
@@ -31,11 +32,12 @@ class KVBuffers:
     scale: float
     first_layer: int = 0
     first_kv_head: int = 0
+    seen: torch.Tensor | None = None
 
     @property
     def tables(self) -> Tables:
-        """The tables that move with the tokens."""
-        return Tables(self.positions, self.importance)
+        """What is remembered about the tokens."""
+        return Tables(self.positions, self.importance, self.seen)
 
 
 class Compression(NamedTuple):
@@ -63,10 +65,9 @@ def compress(batch: CompressionBatch, buffers: KVBuffers, policy: Policy, config
     return Compression(keep, nan_counts, view.positions)
 
 
-def add_scores(batch: CompressionBatch, buffers: KVBuffers) -> None:
-    """Adds what the window looks at to the scores of every request's candidates, in the tables; rows stay as they are.
-
-    Afterwards all candidates are `stored`.  For policies that store scores.
-    """
-    ops.update_importance(buffers.k_buffers, buffers.query_cache, buffers.tables, batch, buffers.scale)
+def score(batch: CompressionBatch, buffers: KVBuffers) -> None:
+    """Adds what the window looks at to what earlier windows did; all candidates have `seen` sums then, of one window more.
+    Rows stay as they are."""
+    assert buffers.seen is not None
+    ops.add_attention(buffers.k_buffers, buffers.query_cache, buffers.seen, batch, buffers.scale)
 

@@ -15,9 +15,10 @@ import torch
 from zipage_kernels import ops
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
+from zipage_sglang.policies import make_policy
 
 POSITION_BYTES = 4
-IMPORTANCE_BYTES = 2
+SCORE_BYTES = 2  # of F, and of what the windows before the last one have seen
 MARGIN = 4  # query slots for each one that is expected to be in use,
 EXTRA_SLOTS = 4  # and beside those
 
@@ -35,9 +36,10 @@ class ModelShape:
     first_kv_head: int = 0
 
 
-def table_bytes_per_token(shape: ModelShape, stores_importance: bool) -> int:
-    """Bytes of position and global-score tables for one KV slot."""
-    return shape.layers * shape.kv_heads * (POSITION_BYTES + (IMPORTANCE_BYTES if stores_importance else 0))
+def table_bytes_per_token(shape: ModelShape, config: ZipageConfig) -> int:
+    """Bytes of the tables for one KV slot: positions, F where the policy stores it, and sums where several windows score."""
+    scores = make_policy(config).stores_importance + (config.passes > 1)
+    return shape.layers * shape.kv_heads * (POSITION_BYTES + SCORE_BYTES * scores)
 
 
 def query_slot_bytes(shape: ModelShape, window: int, itemsize: int) -> int:
@@ -74,11 +76,10 @@ def slot_share(config: ZipageConfig) -> float:
     return 1.0 if config.when == "pressure" else min(1.0, MARGIN * config.scored / config.block)
 
 
-def buffer_bytes(shape: ModelShape, window: int, kv_slots: int, query_slots: int, max_batch: int, itemsize: int,
-                 stores_importance: bool) -> int:
+def buffer_bytes(shape: ModelShape, config: ZipageConfig, kv_slots: int, query_slots: int, max_batch: int, itemsize: int) -> int:
     """Bytes of a Runtime's buffers, `Runtime.nbytes`, before it exists.  kv_slots: S.  itemsize: of a query's element."""
     nowhere = query_slot_bytes(shape, 1, itemsize)
-    return (kv_slots * table_bytes_per_token(shape, stores_importance) + query_slots * query_slot_bytes(shape, window, itemsize)
+    return (kv_slots * table_bytes_per_token(shape, config) + query_slots * query_slot_bytes(shape, config.window, itemsize)
             + nowhere + 8 * max_batch)
 
 
@@ -86,12 +87,16 @@ class Runtime:
     """Owns the query cache and the tables; hands them to the pipeline as one KVBuffers."""
 
     def __init__(self, config: ZipageConfig, shape: ModelShape, k_buffers: list[torch.Tensor],
-                 v_buffers: list[torch.Tensor], dtype: torch.dtype, slots: int, max_batch: int, stores_importance: bool):
+                 v_buffers: list[torch.Tensor], dtype: torch.dtype, slots: int, max_batch: int):
         """k_buffers, v_buffers: per local layer [S, H, D].  dtype: of the queries.  slots: M.  max_batch: largest decode
         batch (running requests or captured graph size)."""
         device = k_buffers[0].device
         num_slots = k_buffers[0].shape[0]
         tables = (shape.layers, num_slots, shape.kv_heads)
+
+        def scores() -> torch.Tensor:
+            return torch.zeros(tables, dtype=torch.bfloat16, device=device)
+
         self.window = config.window
         self.slots = slots
         self.device = device
@@ -101,7 +106,8 @@ class Runtime:
             query_cache=torch.zeros(shape.layers, slots * config.window + 1, shape.q_heads, shape.head_dim,
                                     dtype=dtype, device=device),
             positions=torch.zeros(tables, dtype=torch.int32, device=device),
-            importance=torch.zeros(tables, dtype=torch.bfloat16, device=device) if stores_importance else None,
+            importance=scores() if make_policy(config).stores_importance else None,
+            seen=scores() if config.passes > 1 else None,
             scale=shape.scale,
             first_layer=shape.first_layer,
             first_kv_head=shape.first_kv_head,
@@ -121,7 +127,7 @@ class Runtime:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         b = self.buffers
-        own = (b.query_cache, b.positions, b.importance, self.query_rows)
+        own = (b.query_cache, b.positions, b.importance, b.seen, self.query_rows)
         return sum(t.numel() * t.element_size() for t in own if t is not None)
 
     def query_row(self, slot: int, position: int) -> int:

@@ -17,7 +17,8 @@ class RequestState:
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  config: the request's own, None where it is
     not to be compressed.  count: compressions since the prefill.
-    stored: first candidates whose score is in the table.  evicted: true length - kv_len.  slot: query slot or NO_SLOT.
+    stored: first candidates whose score is in the table.  seen: those that windows since the last compression have scored.
+    windows: how many of them did.  evicted: true length - kv_len.  slot: query slot or NO_SLOT.
     look_at: manager step at which the next look is booked, 0 before the first.
     parked_at: manager step since which the request waits for its compression, 0 if it does not.
     over: whether the row may be compressed at any time, because it is longer than its trigger (`when` pressure).
@@ -32,6 +33,8 @@ class RequestState:
     config: ZipageConfig | None
     count: int = 0
     stored: int = 0
+    seen: int = 0
+    windows: int = 0
     evicted: int = 0
     slot: int = NO_SLOT
     look_at: int = 0

@@ -90,7 +90,8 @@ class Stream:
         stored = dict(dtype=torch.bfloat16, device=self.device)
         importance = torch.zeros(table, **stored) if policy.stores_importance else None
         positions = torch.zeros(table, dtype=torch.int32, device=self.device)
-        buffers = KVBuffers(rows.k, rows.v, rows.query_cache, positions, importance, scale=c.head_dim**-0.5)
+        seen = torch.zeros(table, **stored) if config.passes > 1 else None
+        buffers = KVBuffers(rows.k, rows.v, rows.query_cache, positions, importance, scale=c.head_dim**-0.5, seen=seen)
         row_table = torch.arange(1, capacity + 1, dtype=torch.int32, device=self.device)[None]
         self.compressor = Compressor(buffers, policy, config, row_table)
         self.state = RequestState(config.start(prompt_len), prompt_len, config)
@@ -146,9 +147,9 @@ class Stream:
             for left in range(cfg.passes - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
                 self.compressor.score([self._job(kv_len)])
-                state.stored = kv_len - state.start
+                state.seen, state.windows = kv_len - state.start, state.windows + 1
         self.compressor.run([self._job(rows.length)])
-        state.stored = cfg.budget
+        state.stored, state.seen, state.windows = cfg.budget, 0, 0
         state.count += 1
         state.evicted += plan.evicted
         rows.evicted, rows.length = state.evicted, plan.kept
@@ -158,4 +159,4 @@ class Stream:
         rows, state, true_len = self.rows, self.state, kv_len + self.rows.evicted
         queries = [rows.query_row(p) for p in range(true_len - self.config.window, true_len)]
         return Job(row=0, kv_len=kv_len, start=state.start, evicted=rows.evicted, stored=state.stored, keep=self.config.budget,
-                   count=state.count, query_rows=queries, config=self.config)
+                   count=state.count, seen=state.seen, windows=state.windows, query_rows=queries, config=self.config)

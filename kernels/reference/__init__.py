@@ -5,12 +5,13 @@ from zipage_kernels.reference.compact import compact, copy_slots
 from zipage_kernels.reference.gather import gather_importance, gather_positions, gather_rows
 from zipage_kernels.reference.pool import max_pool
 from zipage_kernels.reference.redundancy import redundancy
+from zipage_kernels.reference.seen import add_attention
 from zipage_kernels.reference.select import select
 from zipage_kernels.reference.select_forced import select_forced
-from zipage_kernels.reference.update import update_importance
 from zipage_kernels.reference.zipage import zipage_score
 
 __all__ = [
+    "add_attention",
     "attention_score",
     "compact",
     "copy_slots",
@@ -22,6 +23,5 @@ __all__ = [
     "select",
     "select_forced",
     "store_query",
-    "update_importance",
     "zipage_score",
 ]

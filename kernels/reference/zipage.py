@@ -9,6 +9,7 @@ from zipage_kernels.reference.attention import attention_score
 from zipage_kernels.reference.gather import gather_importance
 from zipage_kernels.reference.pool import max_pool
 from zipage_kernels.reference.redundancy import redundancy as redundancy_score
+from zipage_kernels.reference.seen import mean_attention
 
 
 def zipage_score(
@@ -27,16 +28,17 @@ def zipage_score(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Z and F of arXiv 2603.08743: Z = lam * F - (1 - lam) * R, or Z = F without redundancy.
 
-    F = max(I, alpha * F of the previous compression).  For use in Z only, F is max-pooled over 5 neighbours: `once` at a
-    request's first compression, `always`, or `never`.  I, R: `attention_score`, `redundancy` (mode "lightning", "flash" or
-    "none").
+    F = max(I, alpha * F of the previous compression), I of all windows that score (`mean_attention`).  For use in Z only, F is
+    max-pooled over 5 neighbours: `once` at a request's first compression, `always`, or `never`.  I, R: `attention_score`,
+    `redundancy` (mode "lightning", "flash" or "none").
 
     positions: int32 [R, L, H, C] from `gather_positions`.  Returns (Z, unpooled F), fp32 [R, L, H, C], undefined at
     padding.
     """
     assert tables.importance is not None
     previous = gather_importance(tables.importance, batch)
-    importance = torch.maximum(attention_score(k_buffers, query_cache, batch, scale), alpha * previous)
+    attention = mean_attention(attention_score(k_buffers, query_cache, batch, scale), tables.seen, batch)
+    importance = torch.maximum(attention, alpha * previous)
     used = importance
     if pooling == "always":
         used = max_pool(importance, positions)

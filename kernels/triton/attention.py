@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from zipage_kernels.batch import CompressionBatch, Tables
-from zipage_kernels.triton.layers import LOG2_E, bf16_bits, layer_table, padded, tile_rows, upcast
+from zipage_kernels.batch import CompressionBatch
+from zipage_kernels.triton.layers import LOG2_E, layer_table, padded, tile_rows, upcast
 from zipage_kernels.triton.queries import load_queries, window_tiles
 from zipage_kernels.triton.similarity import inverse_lengths
 
@@ -140,17 +140,16 @@ def looked_at(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "evicted", "stored", "row_stride", "layer_stride", "L", "C",
-                       "BLOCKS"]  # fmt: skip
+    do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "row_stride", "L", "C", "BLOCKS"]
 )
 def _attention(
-    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, log_sums, out, positions, importance, evicted, stored,
-    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, layer_stride, scale, L, C, BLOCKS,
+    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, log_sums, out,
+    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, L, C, BLOCKS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_C: tl.constexpr, UPDATE: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Second pass: I of BLOCK_C candidates of one head, to `out` or, with UPDATE, into the tables."""
+    """Second pass: I of BLOCK_C candidates of one head."""
     pid = tl.program_id(0)
     head = pid % H
     block = pid // H % BLOCKS
@@ -172,17 +171,7 @@ def _attention(
         )  # fmt: skip
         log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
         total += looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C)
-    total = total / WINDOW
-    if UPDATE:
-        known = j < tl.load(stored + r)
-        entry = layer.to(tl.int64) * layer_stride + slots * H + head
-        bits = tl.load(importance + entry, mask=inside & known, other=0)  # a bf16 is the upper half of a float
-        previous = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-        value = tl.maximum(total, previous, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(importance + entry, bf16_bits(value), mask=inside)
-        tl.store(positions + entry, t + tl.load(evicted + r), mask=inside & (known == 0))
-    else:
-        tl.store(out + line * C + j, tl.where(inside, total, -float("inf")), mask=j < C)
+    tl.store(out + line * C + j, tl.where(inside, total / WINDOW, -float("inf")), mask=j < C)
 
 
 def first_pass(
@@ -233,30 +222,12 @@ def attention_score(
     k_buffers: list[torch.Tensor], query_cache: torch.Tensor, batch: CompressionBatch, scale: float
 ) -> torch.Tensor:
     """See `zipage_kernels.reference.attention.attention_score`."""
-    num_layers, num_heads = len(k_buffers), k_buffers[0].shape[1]
-    out = torch.empty((batch.size, num_layers, num_heads, batch.C), dtype=torch.float32, device=batch.rows.device)
-    _second_pass(k_buffers, query_cache, batch, scale, out, None)
-    return out
-
-
-def update_importance(
-    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, tables: Tables, batch: CompressionBatch, scale: float
-) -> None:
-    """See `zipage_kernels.reference.update.update_importance`."""
-    _second_pass(k_buffers, query_cache, batch, scale, None, tables)
-
-
-def _second_pass(k_buffers, query_cache, batch: CompressionBatch, scale: float, out: torch.Tensor | None, tables: Tables | None):
-    """Both passes; the second writes `out`, or else the tables."""
     arguments = first_pass(k_buffers, query_cache, batch, scale, None)
-    importance = positions = None
-    if tables is not None:
-        assert tables.importance is not None
-        importance, positions = tables.importance.view(torch.int16), tables.positions
+    num_layers, num_heads, size = len(k_buffers), arguments["H"], batch.C
+    out = torch.empty((batch.size, num_layers, num_heads, size), dtype=torch.float32, device=batch.rows.device)
     block = tile_rows(arguments["D"], k_buffers[0].dtype)
-    blocks = triton.cdiv(batch.C, block)
-    _attention[(batch.size * len(k_buffers) * blocks * arguments["H"],)](
-        **arguments, out=out, positions=positions, importance=importance, evicted=batch.lengths.evicted,
-        stored=batch.lengths.stored, layer_stride=0 if positions is None else positions.stride(0), BLOCKS=blocks,
-        BLOCK_C=block, UPDATE=tables is not None, num_warps=8, num_stages=1,
-    )  # fmt: skip
+    blocks = triton.cdiv(size, block)
+    _attention[(batch.size * num_layers * blocks * num_heads,)](
+        **arguments, out=out, BLOCKS=blocks, BLOCK_C=block, num_warps=8, num_stages=1
+    )
+    return out

@@ -17,26 +17,36 @@ THRESHOLD = 0.5
 
 @triton.jit
 def _importance(
-    i, candidates, attention, order, importance, row, stored, alpha, H: tl.constexpr, ORDERED: tl.constexpr
-):
-    """F of the candidates at places i, -inf outside; also which candidates those are."""
+    i, candidates, attention, order, importance, seen, row, stored, known, windows, alpha,
+    H: tl.constexpr, ORDERED: tl.constexpr, SEEN: tl.constexpr,
+):  # fmt: skip
+    """F of the candidates at places i, -inf outside; also which candidates those are.
+
+    known: candidates that have a sum of so many windows in `seen` (the bits of a bf16 table).
+    """
     inside = (i >= 0) & (i < candidates)
     j = tl.load(order + i, mask=inside, other=0) if ORDERED else i
     survivor = inside & (j < stored)
     slots = tl.load(row + j, mask=survivor, other=0)
     previous = tl.load(importance + slots * H, mask=survivor, other=0.0).to(tl.float32)
     now = tl.load(attention + j, mask=inside, other=-float("inf"))
+    if SEEN:
+        before = inside & (j < known)
+        bits = tl.load(seen + tl.load(row + j, mask=before, other=0) * H, mask=before, other=0)
+        now = (now + (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)) / (windows + 1)
     value = tl.maximum(now, alpha * previous, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(inside, value, -float("inf")), j
 
 
 @triton.jit(
-    do_not_specialize=["rows", "kv_lens", "starts", "stored", "counts", "row_stride", "layer_stride", "L", "C", "block"]
+    do_not_specialize=["rows", "kv_lens", "starts", "stored", "counts", "known", "windows", "row_stride", "layer_stride", "L",
+                       "C", "block"]  # fmt: skip
 )
 def _combine(
-    attention, totals, protected, order, importance, rows, kv_lens, starts, stored, counts, scores, new_importance,
-    row_stride, layer_stride, alpha, lam, tau, L, C, block,
-    H: tl.constexpr, REDUNDANCY: tl.constexpr, POOL: tl.constexpr, ORDERED: tl.constexpr, BLOCK: tl.constexpr,
+    attention, totals, protected, order, importance, seen, rows, kv_lens, starts, stored, counts, known, windows, scores,
+    new_importance, row_stride, layer_stride, alpha, lam, tau, L, C, block,
+    H: tl.constexpr, REDUNDANCY: tl.constexpr, POOL: tl.constexpr, ORDERED: tl.constexpr, SEEN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """F and Z of all candidates of one head, both -inf at padding.
 
@@ -50,8 +60,12 @@ def _combine(
     start = tl.load(starts + r)
     candidates = tl.load(kv_lens + r) - start
     survivors = tl.load(stored + r)
+    have_sums = tl.load(known + r)
+    before = tl.load(windows + r)
     row = rows + r.to(tl.int64) * row_stride + start
     importance += layer.to(tl.int64) * layer_stride + head
+    if SEEN:
+        seen += layer.to(tl.int64) * layer_stride + head
     line = pid.to(tl.int64) * C
     attention += line
     if ORDERED:
@@ -62,15 +76,18 @@ def _combine(
     pooled = False if POOL == 0 else ((POOL == 2) | (tl.load(counts + r) == 0))
     for first in range(0, C, BLOCK):
         i = first + tl.arange(0, BLOCK)
-        value, j = _importance(i, candidates, attention, order, importance, row, survivors, alpha, H, ORDERED)
+        value, j = _importance(
+            i, candidates, attention, order, importance, seen, row, survivors, have_sums, before, alpha, H, ORDERED, SEEN
+        )
         used = value
         if POOL > 0:
             if pooled:
                 for distance in tl.static_range(-2, 3):
                     if distance != 0:
                         near, _ = _importance(
-                            i + distance, candidates, attention, order, importance, row, survivors, alpha, H, ORDERED
-                        )
+                            i + distance, candidates, attention, order, importance, seen, row, survivors, have_sums, before,
+                            alpha, H, ORDERED, SEEN,
+                        )  # fmt: skip
                         used = tl.maximum(used, near, propagate_nan=tl.PropagateNan.ALL)
         if REDUNDANCY:
             other = similarity(totals + line, protected + line, j, candidates, compared, tau)
@@ -116,8 +133,9 @@ def zipage_score(
     table, lengths = tables.importance, batch.lengths
     assert table is not None
     _combine[(size * num_layers * num_heads,)](
-        attention, totals, protected, order, table, batch.rows, lengths.kv_lens, lengths.starts, lengths.stored,
-        lengths.counts, scores, importance, batch.rows.stride(0), table.stride(0), alpha, lam, tau, num_layers, candidates,
-        compared, H=num_heads, REDUNDANCY=totals is not None, POOL=pooled, ORDERED=order is not None, BLOCK=1024,
+        attention, totals, protected, order, table, None if tables.seen is None else tables.seen.view(torch.int16), batch.rows,
+        lengths.kv_lens, lengths.starts, lengths.stored, lengths.counts, lengths.seen, lengths.windows, scores, importance,
+        batch.rows.stride(0), table.stride(0), alpha, lam, tau, num_layers, candidates, compared, H=num_heads,
+        REDUNDANCY=totals is not None, POOL=pooled, ORDERED=order is not None, SEEN=tables.seen is not None, BLOCK=1024,
     )  # fmt: skip
     return scores, importance

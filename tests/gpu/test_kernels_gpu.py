@@ -31,8 +31,8 @@ from zipage_kernels import triton as twins
 SCALE = 0.0883
 # A first compression behind a prompt, one in the steady state, one after a re-prefill.
 REQUESTS = (
-    Request(kv_len=2304 + 301, start=301, keep=2048),
-    Request(kv_len=2304, start=0, evicted=1500, stored=2048, keep=2048, count=6),
+    Request(kv_len=2304 + 301, start=301, keep=2048, seen=2200, windows=3),
+    Request(kv_len=2304, start=0, evicted=1500, stored=2048, keep=2048, count=6, seen=2288, windows=15),
     Request(kv_len=3777, start=64, keep=2048),
 )
 SHAPES = {
@@ -54,7 +54,7 @@ def cuda(case):
     case.k_buffers = [move(buffer).add_(1.1 * common) for buffer in case.k_buffers]
     case.v_buffers = [move(buffer) for buffer in case.v_buffers]
     case.query_cache = case.query_cache.cuda()
-    case.tables = Tables(case.tables.positions.cuda(), case.tables.importance.cuda())
+    case.tables = Tables(case.tables.positions.cuda(), case.tables.importance.cuda(), case.tables.seen.cuda())
     case.batch = dataclasses.replace(
         case.batch, rows=case.batch.rows.cuda(), query_rows=case.batch.query_rows.cuda()
     )
@@ -93,12 +93,12 @@ def test_attention(case):
     assert_nearly(actual, expected, share=0, rtol=1e-4)
 
 
-def test_scores_are_added(case):
-    ours, wanted = copy.deepcopy(case.tables), copy.deepcopy(case.tables)
-    twins.update_importance(case.k_buffers, case.query_cache, ours, case.batch, SCALE)
-    reference.update_importance(case.k_buffers, case.query_cache, wanted, case.batch, SCALE)
-    assert torch.equal(ours.positions, wanted.positions)
-    torch.testing.assert_close(ours.importance.float(), wanted.importance.float(), rtol=2**-7, atol=1e-7, equal_nan=True)
+def test_what_windows_see_is_added(case):
+    ours, wanted = case.tables.seen.clone(), case.tables.seen.clone()
+    twins.add_attention(case.k_buffers, case.query_cache, ours, case.batch, SCALE)
+    reference.add_attention(case.k_buffers, case.query_cache, wanted, case.batch, SCALE)
+    torch.testing.assert_close(ours.float(), wanted.float(), rtol=2**-7, atol=1e-7, equal_nan=True)
+    assert not torch.equal(ours.nan_to_num(-1), case.tables.seen.nan_to_num(-1))
 
 
 @pytest.mark.parametrize("mode", ["lightning", "flash"])
@@ -151,7 +151,7 @@ def test_compression_moves_exactly_what_it_kept(case, positions):
     config = ZipageConfig(recency=0.25)
     ours, wanted = copy.deepcopy(case), copy.deepcopy(case)
     t = ours.tables
-    buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE)
+    buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE, seen=t.seen)
     result = compress(ours.batch, buffers, make_policy(config), config)
     assert (result.keep.sum(-1) == 2048).all() and not result.nan_counts.any()
     args = case.query_cache, case.tables, case.batch, positions, SCALE, 0.8, 0.2, 0.4, 256, "lightning", "once"
@@ -195,7 +195,7 @@ def test_nothing_waits_for_the_device(case):
     config = ZipageConfig()
     ours = copy.deepcopy(case)
     t = ours.tables
-    buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE)
+    buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE, seen=t.seen)
     src = case.batch.rows[0, :9].clone()
     compress(ours.batch, buffers, make_policy(config), config)
     twins.copy_slots(ours.k_buffers, ours.v_buffers, t, src, src)
@@ -222,7 +222,7 @@ def test_graphs_do_what_single_launches_do(policy):
         ours = copy.deepcopy(case)
         jobs, table = jobs_of(ours)
         t = ours.tables
-        buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE)
+        buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, t.positions, t.importance, SCALE, seen=t.seen)
         ages = EvictedAges(len(ours.k_buffers), torch.device("cuda"))
         compressor = Compressor(buffers, make_policy(config), config, table.cuda(), ages)
         compressor.warm_up(graphs)
@@ -232,7 +232,7 @@ def test_graphs_do_what_single_launches_do(policy):
         torch.cuda.set_sync_debug_mode("error")
         if policy == "zipage":
             compressor.score(jobs[3:])
-            jobs = [*jobs[:3], *(job._replace(stored=job.kv_len - job.start) for job in jobs[3:])]
+            jobs = [*jobs[:3], *(job._replace(seen=job.kv_len - job.start, windows=1) for job in jobs[3:])]
         compressor.run(jobs[1:3])
         ages.read(contextlib.nullcontext())
         torch.cuda.set_sync_debug_mode("default")

@@ -77,6 +77,7 @@ class _Request:
         self.prefilled = len(ids)
         self.queries = deque(maxlen=config.window if config else 0)
         self.importance = torch.zeros(model.layers, model.heads, 0, dtype=torch.bfloat16)
+        self.seen, self.windows = None, 0  # sums of I over the windows since the last compression
         self.compress_prefix = config is not None and (
             config.prefix == "compress" or (config.prefix == "auto" and prompt_len > config.budget)
         )
@@ -97,7 +98,7 @@ class _Request:
         self.decoded += 1
 
     def score_early(self):
-        """Asked before each decode step: F of all candidates from the last w queries, if a window before the last ends here.
+        """Asked before each decode step: adds up I of all candidates, if a window before the last ends here.
 
         Not before the first compression of a row whose candidates were prefilled: a prefix tree could share them.
         """
@@ -106,7 +107,8 @@ class _Request:
             return
         left = config.budget + config.block - (self.cache.kv_len - self.start)
         if 0 < left < config.passes * config.window and left % config.window == 0:
-            self.importance = torch.stack([self._importance(layer, 1.0).to(torch.bfloat16) for layer in range(self.model.layers)])
+            self.seen = torch.stack([self._seen(layer) for layer in range(self.model.layers)]).to(torch.bfloat16)
+            self.windows += 1
 
     @torch.inference_mode()
     def compress(self, tokens):
@@ -132,6 +134,7 @@ class _Request:
         record = Compression(self.count, tokens, cache.true_len, end, torch.stack(kept), torch.stack(gaps))
         if stored:
             self.importance = torch.stack(stored)
+        self.seen, self.windows = None, 0
         cache.kv_len = start + config.budget
         for rows in (cache.keys, cache.values):
             rows[:, :, cache.kv_len : end] = float("nan")  # whoever reads a freed row shows it
@@ -162,8 +165,16 @@ class _Request:
         keys = self.cache.keys[layer, :, : self.cache.kv_len]
         return scoring.attention_score(window, keys, self.model.scale)[:, self.start :]
 
+    def _seen(self, layer):
+        """I of the last w queries, and of the windows before them, added up; fp32 [H, C]."""
+        total = self._attention(layer)
+        if self.seen is not None:
+            before = self.seen[layer].float()
+            total[:, : before.shape[1]] += before
+        return total
+
     def _importance(self, layer, alpha):
-        return scoring.global_score(self._attention(layer), self.importance[layer], alpha)
+        return scoring.global_score(self._seen(layer) / (self.windows + 1), self.importance[layer], alpha)
 
 
 def generate(model, prompt_ids, max_new_tokens, config=None, eos_id=None, ignore_eos=False, retract_after=()):

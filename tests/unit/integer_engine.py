@@ -137,8 +137,7 @@ class ManagerMachine(RuleBasedStateMachine):
         buffers = [torch.zeros(POOL, 1, 4)]
         self.engine, self.batch, self.held = IntegerEngine(self.config), Batch(), []
         policy = make_policy(self.config)
-        runtime = Runtime(self.config, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16,
-                          stores_importance=policy.stores_importance)
+        runtime = Runtime(self.config, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
         compressor = Compressor(runtime.buffers, policy, self.config, rows)
         self.queries, self.enqueue = {}, compressor._enqueue  # {row of the query cache: (request, position) of what is there}
@@ -153,7 +152,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
             assert len({id(req) for req, _ in found}) == 1, "queries of another request"
             if not scoring and job.config.passes > 1 and job.count:
-                assert job.stored == job.kv_len - job.start - window, "a window did not score"
+                assert job.seen == job.kv_len - job.start - window and job.windows == job.config.passes - 1, "a window did not score"
         self.enqueue(jobs, snapshot, scoring)
 
     @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN))

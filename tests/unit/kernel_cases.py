@@ -21,12 +21,15 @@ class Request:
     stored: int = 0
     keep: int = 8
     count: int = 0
+    seen: int = 0
+    windows: int = 0
 
 
-# Never compressed, compressed once, compressed often, and nothing but a large drop after a re-prefill.
+# Never compressed, compressed once, compressed often, and nothing but a large drop after a re-prefill.  Windows before the last
+# one have seen all they can, or nothing.
 MIXED = (
-    Request(kv_len=23, start=6, keep=11),
-    Request(kv_len=19, start=3, evicted=9, stored=12, keep=12, count=1),
+    Request(kv_len=23, start=6, keep=11, seen=14, windows=2),
+    Request(kv_len=19, start=3, evicted=9, stored=12, keep=12, count=1, seen=13, windows=1),
     Request(kv_len=12, start=0, evicted=31, stored=8, keep=8, count=7),
     Request(kv_len=31, start=1, keep=5),
 )
@@ -70,6 +73,7 @@ def make_case(
     v_buffers = [buffer() for _ in range(layers)]
     positions = torch.full((layers, num_slots, heads), GARBAGE, dtype=torch.int32)
     importance = torch.full((layers, num_slots, heads), torch.nan, dtype=torch.bfloat16)
+    sums = importance.clone()
     query_cache = torch.full(
         (layers, (len(requests) + 2) * window + 1, heads * group, head_dim), torch.nan, dtype=dtype
     )
@@ -90,7 +94,10 @@ def make_case(
                 survivors = torch.randperm(request.stored + request.evicted, generator=rng)[: request.stored]
                 positions[layer, stored, head] = (survivors + request.start).int()
                 importance[layer, stored, head] = torch.rand(request.stored, generator=rng).bfloat16()
-    names = dict(kv_lens="kv_len", starts="start", evicted="evicted", stored="stored", keeps="keep", counts="count")
+            seen = slots[request.start : request.start + request.seen]
+            sums[layer, seen] = torch.rand(request.seen, heads, generator=rng).bfloat16()
+    names = dict(kv_lens="kv_len", starts="start", evicted="evicted", stored="stored", keeps="keep", counts="count",
+                 seen="seen", windows="windows")  # fmt: skip
     counts = {name: [getattr(request, field) for request in requests] for name, field in names.items()}
     batch = CompressionBatch(rows=rows, query_rows=query_rows, **counts)
-    return Case(batch, k_buffers, v_buffers, query_cache, Tables(positions, importance), tuple(requests))
+    return Case(batch, k_buffers, v_buffers, query_cache, Tables(positions, importance, sums), tuple(requests))

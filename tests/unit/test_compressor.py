@@ -8,7 +8,7 @@ from test_pipeline import buffers_of
 
 from zipage_sglang.compressor import MAX_TOGETHER, Compressor, Job
 from zipage_sglang.config import POLICIES, ZipageConfig
-from zipage_sglang.pipeline import add_scores, compress
+from zipage_sglang.pipeline import compress, score
 from zipage_sglang.policies import make_policy
 
 REQUESTS = tuple(dataclasses.replace(request, keep=8) for request in MIXED)
@@ -26,7 +26,7 @@ def jobs_of(case):
     for r, q in enumerate(case.requests):
         table[size - r, : q.kv_len] = case.batch.rows[r, : q.kv_len].int()
         query_rows = case.batch.query_rows[r].tolist()
-        jobs.append(Job(size - r, q.kv_len, q.start, q.evicted, q.stored, q.keep, q.count, query_rows))
+        jobs.append(Job(size - r, q.kv_len, q.start, q.evicted, q.stored, q.keep, q.count, q.seen, q.windows, query_rows))
     return jobs, table
 
 
@@ -34,7 +34,7 @@ def assert_same_memory(case, expected, first_slot=0):
     for name in ("k_buffers", "v_buffers"):
         for new, old in zip(getattr(case, name), getattr(expected, name), strict=True):
             torch.testing.assert_close(new[first_slot:], old[first_slot:], rtol=0, atol=0, equal_nan=True)
-    for name in ("positions", "importance"):
+    for name in ("positions", "importance", "seen"):
         new, old = getattr(case.tables, name), getattr(expected.tables, name)
         torch.testing.assert_close(new[:, first_slot:], old[:, first_slot:], rtol=0, atol=0, equal_nan=True)
 
@@ -85,7 +85,7 @@ def test_groups_are_in_the_order_of_the_jobs_and_of_one_configuration():
     case = make_case([Request(kv_len=17, keep=8)])
     config, other = config_of("recent"), dataclasses.replace(config_of("recent"), recency=0.0)
     compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
-    jobs = [Job(n, 13, 4, 0, 0, 8, 0, [1, 2, 3], (other, None, dataclasses.replace(config))[n % 3]) for n in range(6)]
+    jobs = [Job(n, 13, 4, 0, 0, 8, 0, 0, 0, [1, 2, 3], (other, None, dataclasses.replace(config))[n % 3]) for n in range(6)]
     assert [[job.row for job in group] for group in compressor._groups(jobs)] == [[0, 3], [1, 2, 4, 5]]
 
 
@@ -119,7 +119,7 @@ def test_long_rows_share_the_workspace_of_short_ones():
     config = config_of("recent")
     compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
     lengths = [13] * 11 + [40, 41, 13, 13, 300, 13]
-    jobs = [Job(0, n + 4, 4, 0, 0, 8, 0, [1, 2, 3]) for n in lengths]
+    jobs = [Job(0, n + 4, 4, 0, 0, 8, 0, 0, 0, [1, 2, 3]) for n in lengths]
     groups = compressor._groups(jobs)
     assert [job for group in groups for job in group] == jobs and len(groups[0]) == MAX_TOGETHER
     for group in groups:
@@ -129,10 +129,10 @@ def test_long_rows_share_the_workspace_of_short_ones():
 
 
 def test_passes_only_score():
-    """Requests of all configurations are one batch; rows, keys and values stay as they are."""
+    """Rows, keys, values and scores of earlier compressions stay as they are."""
     case = make_case(REQUESTS * 3, seed=4)
     expected, config = copy.deepcopy(case), config_of("zipage")
-    add_scores(expected.batch, buffers_of(expected))
+    score(expected.batch, buffers_of(expected))
     jobs, table = jobs_of(case)
     compressor = Compressor(buffers_of(case), make_policy(config), config, table)
     compressor.score([job._replace(keep=0) for job in jobs])

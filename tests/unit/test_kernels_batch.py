@@ -23,7 +23,7 @@ def test_sizes():
 def test_lengths_reach_the_device_as_int32():
     lengths = build().lengths
     assert all(values.dtype == torch.int32 for values in lengths)
-    assert [values.tolist() for values in lengths] == [[6, 4], [1, 0], [0, 3], [0, 2], [3, 2], [0, 1]]
+    assert [values.tolist() for values in lengths] == [[6, 4], [1, 0], [0, 3], [0, 2], [3, 2], [0, 1], [0, 0], [0, 0]]
 
 
 def test_candidate_mask_covers_each_request_exactly():

@@ -132,13 +132,13 @@ def test_windows_before_the_last_one_score_too(model, ids):
         (job,) = jobs
         end = job.kv_len + job.evicted
         torch.testing.assert_close(stream.rows.query_cache[0][job.query_rows], first_layer_queries(model, ids, end - 5, end))
-        seen.append((job.kv_len - 9, job.stored, scoring))
+        seen.append((job.kv_len - 9, job.stored, job.seen, job.windows, scoring))
         enqueue(jobs, snapshot, scoring)
 
     stream.compressor._enqueue = checked
     for _ in stream.chunks(ids, 7):
         pass
-    assert seen[:4] == [(31, 0, True), (36, 31, False), (31, 24, True), (36, 31, False)] and len(seen) == 2 * stream.state.count
+    assert seen[:4] == [(31, 0, 0, 0, True), (36, 0, 31, 1, False), (31, 24, 0, 0, True), (36, 24, 31, 1, False)] and len(seen) == 2 * stream.state.count
 
 
 @torch.inference_mode()

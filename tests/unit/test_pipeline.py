@@ -16,7 +16,7 @@ from zipage_sglang.policies import Policy, make_policy
 
 def buffers_of(case):
     t = case.tables
-    return KVBuffers(case.k_buffers, case.v_buffers, case.query_cache, t.positions, t.importance, 0.7, 2, 4)
+    return KVBuffers(case.k_buffers, case.v_buffers, case.query_cache, t.positions, t.importance, 0.7, 2, 4, t.seen)
 
 
 def naive_scores(config, case, r, layer, head):
@@ -28,7 +28,9 @@ def naive_scores(config, case, r, layer, head):
         return positions, None, positions
     if config.policy == "random":
         return [naive.random_score(config.seed, 2 + layer, 4 + head, count, p) for p in positions], None, positions
-    importance = [max(i, config.alpha * f) for i, f in zip(attention, previous)]
+    request = case.requests[r]
+    seen = case.tables.seen[layer, case.slots(r)[: request.seen], head].tolist() + [0.0] * (len(attention) - request.seen)
+    importance = [max((i + s) / (request.windows + 1), config.alpha * f) for i, s, f in zip(attention, seen, previous)]
     used = naive.pool(importance, positions) if config.pooling == "once" and count == 0 else importance
     share = naive.redundancy(keys, positions, config.block, config.tau, config.redundancy)
     return [config.lam * f - (1 - config.lam) * s for f, s in zip(used, share)], importance, positions

@@ -30,12 +30,12 @@ def setting(model="qwen3-8b", **changes):
     return Setting(**{**values, **changes})
 
 
-@pytest.mark.parametrize("stores", [True, False])
-def test_buffer_bytes_are_those_of_the_buffers(stores):
-    shape, config = ModelShape(3, 6, 2, 8, 1.0), ZipageConfig(budget=32, block=16, window=4)
+@pytest.mark.parametrize("policy, passes", [("zipage", 1), ("zipage", 4), ("recent", 1)])
+def test_buffer_bytes_are_those_of_the_buffers(policy, passes):
+    shape, config = ModelShape(3, 6, 2, 8, 1.0), ZipageConfig(budget=32, block=16, window=4, policy=policy, passes=passes)
     kv = [torch.zeros(50, 2, 8) for _ in range(3)]
-    runtime = Runtime(config, shape, kv, kv, torch.float32, slots=5, max_batch=7, stores_importance=stores)
-    assert buffer_bytes(shape, 4, kv_slots=50, query_slots=5, max_batch=7, itemsize=4, stores_importance=stores) == runtime.nbytes
+    runtime = Runtime(config, shape, kv, kv, torch.float32, slots=5, max_batch=7)
+    assert buffer_bytes(shape, config, kv_slots=50, query_slots=5, max_batch=7, itemsize=4) == runtime.nbytes
 
 
 def measured():

@@ -87,17 +87,3 @@ def test_store_query_writes_named_rows_only():
     for row, source in ((3, 0), (8, 2), (1, 4)):
         assert torch.equal(cache[row], q[source].half())
     assert (cache[[0, 2, 4, 5, 6, 7]] == 7.0).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_are_added_to_those_that_tokens_carry(dtype):
-    case, c = both(heads=2, dtype=dtype, strided=True, seed=3)
-    for each in (case, c):
-        each.tables.importance[1, each.slots(1)[3], 1] = torch.nan  # has a score
-        each.k_buffers[0][each.slots(2)[5], 0] = torch.nan
-    reference.update_importance(case.k_buffers, case.query_cache, case.tables, case.batch, 0.7)
-    before = c.tables.importance.clone()
-    twins.update_importance(c.k_buffers, c.query_cache, c.tables, c.batch, 0.7)
-    assert_same(c.tables.positions, case.tables.positions)
-    assert_same(c.tables.importance, case.tables.importance, rtol=2**-7, atol=0)
-    assert case.tables.importance[1, case.slots(1)[3], 1].isnan() and not torch.equal(c.tables.importance.nan_to_num(), before.nan_to_num())

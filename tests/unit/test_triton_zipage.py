@@ -69,7 +69,7 @@ def test_whole_compression(monkeypatch):
 
     def run(case):
         t = case.tables
-        buffers = KVBuffers(case.k_buffers, case.v_buffers, case.query_cache, t.positions, t.importance, 0.7)
+        buffers = KVBuffers(case.k_buffers, case.v_buffers, case.query_cache, t.positions, t.importance, 0.7, seen=t.seen)
         return compress(case.batch, buffers, make_policy(config), config)
 
     expected = run(case)

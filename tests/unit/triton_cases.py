@@ -16,8 +16,8 @@ DEVICE = "cpu" if "TRITON_INTERPRET" in os.environ else "cuda"
 
 # Never compressed; compressed often, with candidates in any order of position; longer than one tile of fp32 keys.
 REQUESTS = (
-    Request(kv_len=23, start=6, keep=11),
-    Request(kv_len=21, start=0, evicted=31, stored=8, keep=8, count=7),
+    Request(kv_len=23, start=6, keep=11, seen=12, windows=3),
+    Request(kv_len=21, start=0, evicted=31, stored=8, keep=8, count=7, seen=18, windows=1),
     Request(kv_len=47, start=1, keep=5),
 )
 
@@ -33,8 +33,8 @@ def to_device(case: Case) -> Case:
     if DEVICE == "cpu":
         return case
     batch = dataclasses.replace(case.batch, rows=case.batch.rows.to(DEVICE), query_rows=case.batch.query_rows.to(DEVICE))
-    importance = case.tables.importance
-    tables = Tables(case.tables.positions.to(DEVICE), None if importance is None else importance.to(DEVICE))
+    t = case.tables
+    tables = Tables(*(None if table is None else table.to(DEVICE) for table in (t.positions, t.importance, t.seen)))
     return dataclasses.replace(
         case,
         batch=batch,

@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from zipage_sglang.compressor import most_candidates
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import EXTRA_SLOTS, ModelShape, query_slot_bytes, slot_share, table_bytes_per_token, workspace_bytes
 
 
 def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
     """Bytes beside the KV of one pool slot: its tables, and its share of those query slots (of `itemsize` bytes an element) that
     grow with the pool."""
-    tables = table_bytes_per_token(shape, make_policy(config).stores_importance)
+    tables = table_bytes_per_token(shape, config)
     share = 0.0 if config.query_slots else slot_share(config)
     return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
 

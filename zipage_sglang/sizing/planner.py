@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import ModelShape, buffer_bytes, default_query_slots, query_slot_bytes
 from zipage_sglang.sizing import ceiling
 from zipage_sglang.sizing.memory import Fits, fixed, overhead_per_token, what_fits, workspace
@@ -144,8 +143,7 @@ def _most_requests(s: Setting, pool: int) -> int:
 def _overhead(s: Setting, pool: int) -> Overhead:
     requests = _most_requests(s, pool)
     slots = default_query_slots(s.config, pool, requests)
-    total = buffer_bytes(s.shape, s.config.window, pool + s.page, slots, max(requests, s.graph_batch), s.itemsize,
-                         make_policy(s.config).stores_importance)
+    total = buffer_bytes(s.shape, s.config, pool + s.page, slots, max(requests, s.graph_batch), s.itemsize)
     queries = slots * query_slot_bytes(s.shape, s.config.window, s.itemsize)
     scratch = workspace(s.config, s.shape, s.context_len)
     kv = (pool + s.page) * s.kv_bytes
