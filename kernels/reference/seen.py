@@ -13,8 +13,8 @@ def add_attention(
 ) -> None:
     """seen += I for the first batch.seen[r] candidates of each request, seen = I for its others; in place, rounded to bf16.
 
-    I: `attention_score`.  seen: bf16 [L, S, H].  k_buffers: L tensors [S, H, D].  query_cache: [L, M*w + 1, Hq, D].  The mean of P
-    windows of w that follow one another is I of one window of P * w, for keys do not change in between.
+    I: `attention_score`.  seen: bf16 [L, S, H].  k_buffers: L tensors [S, H, D].  query_cache: [L, M*w + 1, Hq, D].  The mean of
+    P windows of w that follow one another is I of one window of P * w, for keys do not change in between.
     """
     scores = attention_score(k_buffers, query_cache, batch, scale)
     for r, n in enumerate(batch.num_candidates):
