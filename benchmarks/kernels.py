@@ -5,7 +5,8 @@
 First the whole pipeline as the engine runs it, steady state (new jobs every time, their packing and the graph's launch
 included; the clock is the GPU's, so a launch-bound pipeline shows as one), and launched kernel by kernel; then every kernel by
 itself with the bytes that it must move.  Keys have a mean, as real ones do, which makes half of all pairs similar; "unlike keys"
-are the worst case, without a similar pair.  "A pass" only scores (--zipage-passes).  A measurement that fails is reported and the others go on.
+are the worst case, without a similar pair.  "A pass" only scores (--zipage-passes).  A measurement that fails is reported and
+the others go on.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from zipage_sglang.policies import make_policy
 
 LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 36, 32, 8, 128
 CONFIG = ZipageConfig(**PRESETS["paper"])
-WINDOWS = dataclasses.replace(CONFIG, passes=CONFIG.block // CONFIG.window)  # so that passes are captured too
+WINDOWS = dataclasses.replace(CONFIG, passes=0)  # so that passes are captured too
 SCALE = HEAD_DIM**-0.5
 
 
@@ -62,7 +63,7 @@ class Setting:
         self.step += 1
         return dict(kv_len=self.candidates, start=0, evicted=evicted, stored=0 if first else CONFIG.budget,
                     keep=CONFIG.budget, count=self.step - 1, seen=self.candidates - CONFIG.window,
-                    windows=WINDOWS.passes - 1)
+                    windows=WINDOWS.windows - 1)
 
     def jobs(self) -> list[Job]:
         counts = self.counts()

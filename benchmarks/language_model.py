@@ -41,7 +41,8 @@ def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts:
         cuts = {name: score.first_cut(configs[name], document) for name in names}
         if cuts and max(cuts.values()) + 2 > len(document.ids):
             raise ValueError(f"{document.name} ends before the first compression, at {max(cuts.values())} tokens")
-        full = score.full_pass(smollm2, document, set(cuts.values()) or {len(document.ids)}, args.window * max(args.passes))
+        full = score.full_pass(smollm2, document, set(cuts.values()) or {len(document.ids)},
+                               max((config.scored for config in configs.values()), default=args.window))
         if args.keys:
             key_counts.append(keys.measure(full.stream, args.keys))
         for name in names:

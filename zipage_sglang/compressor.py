@@ -22,8 +22,10 @@ from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.policies import make_policy
 
 # Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
-MAX_TOGETHER = 8
-GRAPH_SIZES = (8, 4, 2, 1)  # largest first, so that the others find its memory
+MAX_TOGETHER = 4
+PASSES_TOGETHER = 8  # they keep no scores
+GRAPH_SIZES = (4, 2, 1)  # largest first, so that the others find its memory
+PASS_SIZES = (PASSES_TOGETHER, *GRAPH_SIZES)
 
 
 def most_candidates(config: ZipageConfig) -> int:
@@ -88,7 +90,7 @@ class Compressor:
         if self.device.type == "cuda":  # longer rows than any graph holds, and than selection keeps on chip, are launched, too
             longest = min(self.row_table.shape[1], self.config.cap + 4096)
             self.run([Job(-1, longest, 0, 0, 0, self.config.budget, 0, 0, 0, [0] * self.config.window)])
-        if self.config.passes > 1:
+        if self.config.windows > 1:
             self.score([Job(-1, self.config.cap, 0, 0, 0, 0, 0, 0, 0, [0] * self.config.window)])
         if graphs and self.device.type == "cuda":
             self._capture()
@@ -105,7 +107,8 @@ class Compressor:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        for scoring, size in [(s, n) for s in ((False, True) if self.config.passes > 1 else (False,)) for n in GRAPH_SIZES]:
+        sizes = [(False, n) for n in GRAPH_SIZES] + [(True, n) for n in PASS_SIZES if self.config.windows > 1]
+        for scoring, size in sizes:
             # The padding job is the worst case to the host and none to the device: it writes nothing but slot 0.
             inputs = self._pack([self._padding()] * size).to(self.device)
             width, budget = self.row_table.shape[1], self.config.budget
@@ -126,13 +129,13 @@ class Compressor:
         self._alive += [layer_table(b) for b in (self.buffers.k_buffers, self.buffers.v_buffers)]
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
-    def snapshot(self, jobs: list[Job]) -> list[Rows]:
+    def snapshot(self, jobs: list[Job], scoring: bool = False) -> list[Rows]:
         """The jobs' rows as they are on the current stream, group by group.
 
         A compression waits behind the step in flight.  Before it begins, the next step's plan has written new slots into the
         shortened rows, on a stream of its own, or has handed a row to another request: rows are read before that.
         """
-        groups = self._groups(jobs)
+        groups = self._groups(jobs, PASSES_TOGETHER if scoring else MAX_TOGETHER)
         index = torch.tensor([max(0, job.row) for some in groups for job in some], pin_memory=self.device.type == "cuda")
         indices = index.to(self.device, non_blocking=True).split([len(some) for some in groups])
         return [Rows(some, self.row_table[:, : max(job.kv_len for job in some)].index_select(0, rows))
@@ -151,10 +154,10 @@ class Compressor:
     def _enqueue(self, jobs: list[Job], snapshot: list[Rows] | None, scoring: bool):
         self._drain()
         timer = self._start()
-        for some, table in self.snapshot(jobs) if snapshot is None else snapshot:
+        for some, table in self.snapshot(jobs, scoring) if snapshot is None else snapshot:
             if table.is_cuda:
                 table.record_stream(torch.cuda.current_stream(self.device))
-            size = next((n for n in reversed(GRAPH_SIZES) if n >= len(some)), 0)
+            size = next((n for n in reversed(PASS_SIZES if scoring else GRAPH_SIZES) if n >= len(some)), 0)
             config = some[0].config or self.config
             captured = self._graphs.get((scoring, size))
             if captured is not None and config == self.config and all(self._steady(job, scoring) for job in some):
@@ -167,20 +170,20 @@ class Compressor:
                 self._run(some, self._pack(some).to(self.device, non_blocking=True), table, rows, config, scoring)
         self._stop(timer)
 
-    def _groups(self, jobs: list[Job]) -> list[list[Job]]:
-        """Jobs of one configuration, at most MAX_TOGETHER at a time, fewer where their rows are longer than the workspace is
-        for, but one at least.  In the order of the jobs, which all ranks have alike."""
+    def _groups(self, jobs: list[Job], most: int) -> list[list[Job]]:
+        """Jobs of one configuration, at most so many at a time, fewer where their rows are longer than the workspace is for, but
+        one at least.  In the order of the jobs, which all ranks have alike."""
         alike: dict[ZipageConfig, list[Job]] = {}
         for job in jobs:
             alike.setdefault(job.config or self.config, []).append(job)
-        return [group for some in alike.values() for group in self._split(some)]
+        return [group for some in alike.values() for group in self._split(some, most)]
 
-    def _split(self, jobs: list[Job]) -> list[list[Job]]:
+    def _split(self, jobs: list[Job], most: int) -> list[list[Job]]:
         groups: list[list[Job]] = []
-        room, longest = most_candidates(self.config), 0
+        room, longest = most * self.config.largest_cap, 0
         for job in jobs:
             longest = max(longest, job.kv_len - job.start)
-            if not groups or len(groups[-1]) == MAX_TOGETHER or (len(groups[-1]) + 1) * longest > room:
+            if not groups or len(groups[-1]) == most or (len(groups[-1]) + 1) * longest > room:
                 groups.append([])
                 longest = job.kv_len - job.start
             groups[-1].append(job)

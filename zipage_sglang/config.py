@@ -12,11 +12,11 @@ PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
 PER_REQUEST = ("all", "no-off", "none")
 
-# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve.
+# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve, and one window scores.
 PRESETS = {
     "paper": dict(
         budget=2048, block=256, window=16, policy="zipage", alpha=0.8, lam=0.2, tau=0.4,
-        redundancy="lightning", pooling="once", recency=0.0,
+        redundancy="lightning", pooling="once", recency=0.0, passes=1,
     )
 }
 
@@ -31,7 +31,8 @@ class ZipageConfig:
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
     are expected, with a margin (one each under `pressure`).  max_compress: compressions a step, 0: no limit.
-    passes: windows of w tokens before a compression that score, the last w included; 1: as in the paper.
+    passes: windows of w tokens before a compression that score, the last w included; 1: as in the paper; 0: all of a block (see
+    `windows`).
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
@@ -54,7 +55,7 @@ class ZipageConfig:
     when: str = "always"
     query_slots: int = 0
     max_compress: int = 0
-    passes: int = 1
+    passes: int = 0
     async_steps: int = 0
     max_budget: int = 0
     per_request: str = "all"
@@ -75,9 +76,19 @@ class ZipageConfig:
         return max(self.window, math.floor(self.recency * self.budget))
 
     @property
+    def windows(self) -> int:
+        """Windows that score before a compression.  By default all of a block, where they can be had: with a policy that has scores,
+        and rows that are compressed when they are due."""
+        return self.passes or (self.block // self.window if self._may_pass else 1)
+
+    @property
+    def _may_pass(self) -> bool:
+        return self.policy == "zipage" and self.when == "always" and self.async_steps == 0
+
+    @property
     def scored(self) -> int:
-        """Tokens before a compression whose queries score, in `passes` windows; a request has a query slot for so long."""
-        return self.passes * self.window
+        """Tokens before a compression whose queries score, in `windows` windows; a request has a query slot for so long."""
+        return self.windows * self.window
 
     @property
     def forced_sinks(self) -> int:
@@ -120,10 +131,10 @@ class ZipageConfig:
         need(0 <= self.max_compress, "max-compress", f"must not be negative, got {self.max_compress}")
         need(self.max_compress == 0 or self.when == "always", "max-compress",
              "cannot be kept with --zipage-when pressure, where pages must come free at once; drop one of the two")
-        need(1 <= self.passes, "passes", f"must be at least 1, got {self.passes}")
+        need(0 <= self.passes, "passes", f"must not be negative, got {self.passes}")
         need(self.scored <= self.block, "passes", f"{self.passes} windows of {self.window} tokens are more than --zipage-block "
              f"({self.block}); at most {self.block // self.window}")
-        need(self.passes == 1 or (self.policy == "zipage" and self.when == "always" and self.async_steps == 0), "passes",
+        need(self.passes <= 1 or self._may_pass, "passes",
              f"{self.passes} passes need the scores of --zipage-policy zipage and windows that end where compressions do "
              "(--zipage-when always, --zipage-async-steps 0)")
         need(0 <= self.async_steps, "async-steps", f"must not be negative, got {self.async_steps}")

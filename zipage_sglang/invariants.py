@@ -129,8 +129,8 @@ class InvariantChecker:
                 assert untouched, f"{req.rid}: compression is off for it, but {state}"
                 continue
             assert 0 <= state.stored <= copies[0] - state.start, f"{req.rid}: {state.stored} scores of {copies[0]} rows"
-            windows = 0 <= state.windows < own.passes and (state.windows > 0) == (0 < state.seen <= copies[0] - state.start)
-            assert windows, f"{req.rid}: {state.windows} windows of {own.passes} have seen {state.seen} of {copies[0]} rows"
+            windows = 0 <= state.windows < own.windows and (state.windows > 0) == (0 < state.seen <= copies[0] - state.start)
+            assert windows, f"{req.rid}: {state.windows} windows of {own.windows} have seen {state.seen} of {copies[0]} rows"
             if state.compressed and self.manager.config.when == "always":
                 assert copies[0] <= state.start + own.cap, f"{req.rid}: {copies[0]} rows exceed {state.start} + {own.cap}"
         bare = [r.rid for _, _, r in holders if (s := self.engine.state(r)) is not None and s.over and s.slot < 0]

@@ -287,7 +287,7 @@ class Manager:
         jobs = [self._job(req, state, self.engine.kv_len(req), state.config)._replace(keep=0, config=None)
                 for _, req, state in scored]
         try:
-            rows = self.compressor.snapshot(jobs)
+            rows = self.compressor.snapshot(jobs, scoring=True)
             with self.engine.compression_stream():  # behind the step in flight, whose query is one of the window's
                 self.compressor.score(jobs, rows)
         except Exception:  # the rows are unharmed, and what is known of them only less complete

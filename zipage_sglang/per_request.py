@@ -68,7 +68,7 @@ def request_config(custom_params, server: ZipageConfig, page_size: int, prompt_l
     for name, (field, kind) in SETTINGS.items():
         if name in asked:
             values[field] = _typed(name, asked[name], kind)
-    if values.get("policy", server.policy) != server.policy:
+    if server.passes > 1 and values.get("policy", server.policy) != server.policy:
         values["passes"] = 1  # other policies have no scores to add to
     try:
         config = dataclasses.replace(server, **{"max_budget": 0, **values})

@@ -38,7 +38,7 @@ class ModelShape:
 
 def table_bytes_per_token(shape: ModelShape, config: ZipageConfig) -> int:
     """Bytes of the tables for one KV slot: positions, F where the policy stores it, and sums where several windows score."""
-    scores = make_policy(config).stores_importance + (config.passes > 1)
+    scores = make_policy(config).stores_importance + (config.windows > 1)
     return shape.layers * shape.kv_heads * (POSITION_BYTES + SCORE_BYTES * scores)
 
 
@@ -107,7 +107,7 @@ class Runtime:
                                     dtype=dtype, device=device),
             positions=torch.zeros(tables, dtype=torch.int32, device=device),
             importance=scores() if make_policy(config).stores_importance else None,
-            seen=scores() if config.passes > 1 else None,
+            seen=scores() if config.windows > 1 else None,
             scale=shape.scale,
             first_layer=shape.first_layer,
             first_kv_head=shape.first_kv_head,

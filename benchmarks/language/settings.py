@@ -14,8 +14,8 @@ def name_of(config: ZipageConfig) -> str:
         parts.append(f"r {config.recency:g}")
     if config.policy == "zipage":
         parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
-    if config.passes > 1:
-        parts.append(f"passes {config.passes}")
+    if config.windows > 1:
+        parts.append(f"windows {config.windows}")
     if config.prefix != "keep":
         parts.append(f"prefix {config.prefix}")
     return " ".join(parts)
@@ -63,7 +63,7 @@ def add_options(parser):
     add("--lam", type=shares, default=[paper["lam"]], help="of zipage (default 0.2)")
     add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
     add("--window", type=int, default=16, help="(default %(default)s)")
-    add("--passes", type=whole, default=[1], help="of zipage: windows that score before a compression (default 1)")
+    add("--passes", type=whole, default=[0], help="of zipage: windows that score before a compression (default 0, all of a block)")
     add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
     add("--threads", type=int, default=1, help="of the CPU (default %(default)s)")
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")

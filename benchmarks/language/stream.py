@@ -90,7 +90,7 @@ class Stream:
         stored = dict(dtype=torch.bfloat16, device=self.device)
         importance = torch.zeros(table, **stored) if policy.stores_importance else None
         positions = torch.zeros(table, dtype=torch.int32, device=self.device)
-        seen = torch.zeros(table, **stored) if config.passes > 1 else None
+        seen = torch.zeros(table, **stored) if config.windows > 1 else None
         buffers = KVBuffers(rows.k, rows.v, rows.query_cache, positions, importance, scale=c.head_dim**-0.5, seen=seen)
         row_table = torch.arange(1, capacity + 1, dtype=torch.int32, device=self.device)[None]
         self.compressor = Compressor(buffers, policy, config, row_table)
@@ -144,7 +144,7 @@ class Stream:
         plan = plan_row(state.start, cfg.budget, rows.length, protected=0, page=1)
         # Later than the engine, which has the queries of one window only; keys do not change meanwhile.
         if state.scored > cfg.window:
-            for left in range(cfg.passes - 1, 0, -1):
+            for left in range(cfg.windows - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
                 self.compressor.score([self._job(kv_len)])
                 state.seen, state.windows = kv_len - state.start, state.windows + 1

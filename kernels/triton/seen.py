@@ -53,6 +53,9 @@ def _add_attention(
         t = t_first + tl.arange(0, BLOCK)
         # Past the end the last row comes again: its result is not stored, and no load needs a mask.
         slots = tl.load(row + tl.minimum(t, kv_len - 1))
+        inside = t < end
+        # Early, so that it comes while the product is made.
+        bits = tl.load(table + slots * H, mask=inside & (t < before), other=0)
         k = load_keys(keys, slots, None, slot_stride, D, BLOCK_D, UPCAST)
         total = looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         for tile in range(1, TILES):
@@ -62,8 +65,7 @@ def _add_attention(
             )  # fmt: skip
             log_sum2 = tl.load(log_sums + line * GROUP * WINDOW + number2, mask=valid2, other=float("inf"))
             total += looked_at(k, t, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
-        inside = t < end
-        bits = tl.load(table + slots * H, mask=inside & (t < before), other=0)  # a bf16 is the upper half of a float
+        # A bf16 is the upper half of a float.
         value = total / WINDOW + (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
         tl.store(table + slots * H, bf16_bits(value), mask=inside)
 

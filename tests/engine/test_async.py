@@ -7,7 +7,7 @@ import pytest
 from harness import request, run_engine
 from test_oracle import check_tokens, oracle_model, prompts  # noqa: F401 (fixture)
 
-METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress")
+METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress", passes=1)
 SETTINGS = {
     "overlap": dict(zipage_async_steps=2),
     "pages": dict(zipage_async_steps=3, page_size=16, disable_overlap_schedule=True, zipage_query_slots=3),

@@ -25,11 +25,16 @@ class OracleConfig:
     recency: float = 0.5
     seed: int = 0
     prefix: str = "keep"
-    passes: int = 1
+    passes: int = 0
 
     def __post_init__(self):
         if self.window > self.block or self.recent + self.sinks > self.budget:
             raise ValueError("need window <= block and max(window, floor(recency * budget)) + sinks <= budget")
+
+    @property
+    def windows(self):
+        """Windows that score: `passes`, or all of a block (of zipage; the other policies have no scores to add to)."""
+        return self.passes or (self.block // self.window if self.policy == "zipage" else 1)
 
     @property
     def recent(self):
@@ -106,7 +111,7 @@ class _Request:
         if config is None or not (self.count or self.start >= self.prefilled):
             return
         left = config.budget + config.block - (self.cache.kv_len - self.start)
-        if 0 < left < config.passes * config.window and left % config.window == 0:
+        if 0 < left < config.windows * config.window and left % config.window == 0:
             self.seen = torch.stack([self._seen(layer) for layer in range(self.model.layers)]).to(torch.bfloat16)
             self.windows += 1
 

@@ -151,8 +151,8 @@ class ManagerMachine(RuleBasedStateMachine):
             found, true_len, window = [self.queries.get(row) for row in job.query_rows], job.kv_len + job.evicted, self.config.window
             assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
             assert len({id(req) for req, _ in found}) == 1, "queries of another request"
-            if not scoring and job.config.passes > 1 and job.count:
-                assert job.seen == job.kv_len - job.start - window and job.windows == job.config.passes - 1, "a window did not score"
+            if not scoring and job.config.windows > 1 and job.count:
+                assert job.seen == job.kv_len - job.start - window and job.windows == job.config.windows - 1, "a window did not score"
         self.enqueue(jobs, snapshot, scoring)
 
     @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN))

@@ -86,7 +86,7 @@ def test_groups_are_in_the_order_of_the_jobs_and_of_one_configuration():
     config, other = config_of("recent"), dataclasses.replace(config_of("recent"), recency=0.0)
     compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
     jobs = [Job(n, 13, 4, 0, 0, 8, 0, 0, 0, [1, 2, 3], (other, None, dataclasses.replace(config))[n % 3]) for n in range(6)]
-    assert [[job.row for job in group] for group in compressor._groups(jobs)] == [[0, 3], [1, 2, 4, 5]]
+    assert [[job.row for job in group] for group in compressor._groups(jobs, MAX_TOGETHER)] == [[0, 3], [1, 2, 4, 5]]
 
 
 def test_nan_scores_are_counted():
@@ -120,7 +120,7 @@ def test_long_rows_share_the_workspace_of_short_ones():
     compressor = Compressor(buffers_of(case), make_policy(config), config, torch.zeros(1, 20, dtype=torch.int32))
     lengths = [13] * 11 + [40, 41, 13, 13, 300, 13]
     jobs = [Job(0, n + 4, 4, 0, 0, 8, 0, 0, 0, [1, 2, 3]) for n in lengths]
-    groups = compressor._groups(jobs)
+    groups = compressor._groups(jobs, MAX_TOGETHER)
     assert [job for group in groups for job in group] == jobs and len(groups[0]) == MAX_TOGETHER
     for group in groups:
         longest = max(job.kv_len - job.start for job in group)

@@ -52,7 +52,7 @@ def test_reserve_is_the_larger_of_window_and_floor(budget, window, recency, rese
         ("lambda", dict(lam=1.1)),
         ("tau", dict(tau=0.0)),
         ("tau", dict(tau=math.inf)),
-        ("passes", dict(passes=0)),
+        ("passes", dict(passes=-1)),
         ("passes", dict(passes=17)),
         ("passes", dict(passes=2, policy="attention")),
         ("passes", dict(passes=2, when="pressure")),

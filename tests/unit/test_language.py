@@ -164,7 +164,7 @@ def test_a_pass_that_starts_from_the_full_one(model, ids):
     other = config_of("zipage", budget=500)
     own = copy.deepcopy(model)
     cut = first_cut(config, document)
-    full = full_pass(own, document, {cut, 101}, config.window)
+    full = full_pass(own, document, {cut, 101}, config.scored)
     record = compressed_pass(own, document, config, full)
     logits, stream = fed(model, ids, config, 9, 12)
     nll = torch.nn.functional.cross_entropy(logits[cut:-1], torch.tensor(ids[cut + 1 :]))
@@ -192,7 +192,8 @@ def test_settings_by_name():
     args = _arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25", "--recency", "0,0.5", "--lam", "0.2,0.5"])
     configs = make_configs(args)
     assert list(configs) == ["256 recent", "256 random r 0", "256 random r 0.5",
-                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.2", "256 zipage r 0.25 lightning alpha 0.8 lam 0.5"]
+                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.2 windows 8",
+                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.5 windows 8"]
     assert [c.recency for c in configs.values()] == [0, 0, 0.5, 0.25, 0.25]
 
 

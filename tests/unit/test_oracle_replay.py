@@ -41,8 +41,8 @@ class RandomModel:
     prefill = lambda self, ids, cache: self.forward(ids, cache)[0]
 
 
-def replay(model, config, prompt_len, compressions):
-    """Kept positions [compression][layer][head] from the trigger times alone."""
+def replay(model, config, prompt_len, compressions, retract_after):
+    """Kept positions [compression][layer][head] from the times of compressions and retractions alone."""
     start = 0 if config.prefix == "compress" else prompt_len
     history = []
     for compression in compressions:
@@ -56,7 +56,9 @@ def replay(model, config, prompt_len, compressions):
         kept = []
         for layer, head in rows:
             held, f_old = rows[layer, head], stored[layer, head]
-            f = _importance(model, config, layer, head, start, held, f_old, fed)
+            # What was prefilled and is a candidate may be shared: only the last window scores it.
+            shared = compression.count == 0 and (start < prompt_len or any(n < compression.tokens for n in retract_after))
+            f = _importance(model, config, layer, head, start, held, f_old, fed, 1 if shared else config.windows)
             z = _z(model, config, layer, head, held, f, compression.count)
             must = {p for p in held if p >= fed - config.window or (config.prefix == "compress" and p < config.sinks)}
             best = sorted(held, key=lambda p: (p in must, z[p], p), reverse=True)[: config.budget]
@@ -69,12 +71,18 @@ def replay(model, config, prompt_len, compressions):
     return history
 
 
-def _importance(model, config, layer, head, start, held, f_old, fed):
-    everything = list(range(start)) + held
-    window = model.queries[layer, fed - config.window : fed, head * GROUP : (head + 1) * GROUP]
-    attention = scoring.attention_score(window, model.keys[layer, head, everything][None], model.scale)[0, start:].tolist()
+def _importance(model, config, layer, head, start, held, f_old, fed, windows):
+    seen = {}
+    for end in range(fed - (windows - 1) * config.window, fed + 1, config.window):
+        there = [p for p in held if p < end]
+        everything = list(range(start)) + there
+        window = model.queries[layer, end - config.window : end, head * GROUP : (head + 1) * GROUP]
+        attention = scoring.attention_score(window, model.keys[layer, head, everything][None], model.scale)[0, start:]
+        total = {p: i + seen.get(p, 0) for p, i in zip(there, attention)}
+        seen = {p: i.bfloat16().float() for p, i in total.items()}
     alpha = torch.tensor(config.alpha)
-    return {p: max(i, (alpha * f_old[p]).item()) if p in f_old else i for p, i in zip(held, attention)}
+    attention = {p: (i / windows).item() for p, i in total.items()}
+    return {p: max(i, (alpha * f_old[p]).item()) if p in f_old else i for p, i in attention.items()}
 
 
 def _z(model, config, layer, head, held, f, count):
@@ -97,9 +105,11 @@ def _z(model, config, layer, head, held, f, count):
     (21, {"redundancy": "flash", "pooling": "always"}, (60,)),
     (21, {"policy": "random", "seed": 3}, (60,)),
     (21, {"alpha": 1.0, "pooling": "never", "lam": 0.95}, (9, 70)),
+    (21, {"passes": 1}, ()),
+    (30, {"prefix": "compress", "window": 2, "passes": 3}, (50,)),
 ])  # fmt: skip
 def test_compressions_equal_the_replay(seed, prompt_len, knobs, retract_after):
     model, config = RandomModel(seed), replace(CONFIG, **knobs)
     result = generate(model, range(prompt_len), 120, config, retract_after=retract_after)
-    assert result.kept == replay(model, config, prompt_len, result.compressions)
+    assert result.kept == replay(model, config, prompt_len, result.compressions, retract_after)
     assert len(result.kept) >= 10 and all(math.isfinite(gap) for c in result.compressions for gap in c.gap.flatten().tolist())

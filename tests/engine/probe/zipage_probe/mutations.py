@@ -93,7 +93,7 @@ def one_configuration():
     """What is due in one step is compressed in one launch, with the configuration of the first."""
     from zipage_sglang.compressor import Compressor
 
-    Compressor._groups = lambda compressor, jobs: [[job._replace(config=jobs[0].config) for job in jobs]]
+    Compressor._groups = lambda compressor, jobs, most: [[job._replace(config=jobs[0].config) for job in jobs]]
 
 
 def late_rows():
