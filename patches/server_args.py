@@ -80,9 +80,10 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
     zipage_passes: A[Optional[int], _memory(
-        "Windows of w tokens before a compression whose queries score, the last one included: block / window of them see every "
-        "token that was read since the last compression. Each pass costs the time of its attention scores, and a request has a "
-        f"query slot for as many tokens. Default {_DEFAULT['passes']}."), NS("memory")] = None
+        "Windows of w tokens before a compression whose queries score, one after the other, the last one included. Each costs "
+        "the time of its attention scores, and a request has a query slot for as many tokens; 1: as in the paper. 0: all of a "
+        "block, or 1 where that cannot be had (other policies, --zipage-when pressure, --zipage-async-steps). Default 0."),
+        NS("memory")] = None
     zipage_async_steps: A[Optional[int], _memory(
         "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
         "free after them. 0: between two steps, in their stream. Default 0."), NS("memory")] = None

@@ -77,8 +77,8 @@ class ZipageConfig:
 
     @property
     def windows(self) -> int:
-        """Windows that score before a compression.  By default all of a block, where they can be had: with a policy that has scores,
-        and rows that are compressed when they are due."""
+        """Windows that score before a compression.  By default all of a block, where they can be had: with a policy that has
+        scores, and rows that are compressed when they are due."""
         return self.passes or (self.block // self.window if self._may_pass else 1)
 
     @property

@@ -125,7 +125,7 @@ def test_long_rows_share_the_workspace_of_short_ones():
     for group in groups:
         longest = max(job.kv_len - job.start for job in group)
         assert len(group) * longest <= MAX_TOGETHER * config.cap or len(group) == 1
-    assert [len(group) for group in groups] == [8, 3, 2, 2, 1, 1]
+    assert [len(group) for group in groups] == [4, 4, 3, 1, 1, 2, 1, 1]
 
 
 def test_passes_only_score():

@@ -54,7 +54,7 @@ def lagging_compressions():
 
     def stepping(forward_batch, cls, batch, *args, **kwargs):
         for _, _, snapshot, _ in beside[len(awaited):]:
-            held = {slot for some in snapshot for job, row in zip(some.jobs, some.table)
+            held = {slot for some in snapshot or () for job, row in zip(some.jobs, some.table)
                     for slot in row[job.start : job.kv_len].tolist()}
             taken = held & {*active.manager().engine.allocator.free_pages.tolist(), *batch.out_cache_loc.tolist()}
             assert not taken, f"slots of a row that is still to be compressed were given out: {sorted(taken)[:5]}"
