@@ -72,7 +72,9 @@ def accuracy() -> str:
             if policy == "zipage":
                 recency = data["options"].get("recency")
                 redundancy = data["options"].get("redundancy") or "lightning"
-                policy = "zipage, default" if recency is None else f"zipage, r = 0, {redundancy}"
+                # Before all windows scored by default, one did.
+                default = "zipage, one window" if "one-window" in path.name else "zipage, default"
+                policy = default if recency is None else f"zipage, r = 0, one window, {redundancy}"
             figures = rows.setdefault((knobs, budget or 0, policy), {}).setdefault(cell["family"], [])
             if (figure := f"{100 * cell['pass_at_1']:.0f}") not in figures:
                 figures.append(figure)

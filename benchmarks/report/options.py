@@ -56,8 +56,9 @@ class Options:
             "full: SGLang's default flags, on the same model, pool and page size. radix=off: without its prefix cache. "
             "when=pressure: requests are compressed only when others need their pages.",
             "async_steps=N: compressions run on a stream of their own, and their requests sit out N decode steps; without it "
-            "they run between two decode steps. There is no switch for hybrid scheduling: every request gets a query slot w "
-            "tokens before it is due and gives it back once it is compressed.",
+            "they run between two decode steps. passes=1: the last w queries before a compression score; otherwise all since "
+            "the last one do, unless async_steps or when=pressure is set. There is no switch for hybrid scheduling: every request "
+            "has a query slot as long as its queries are to score.",
             "There is no layer stride: all layers are scored in one pass.",
         ]
 

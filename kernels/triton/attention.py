@@ -89,7 +89,8 @@ def _softmax_sums(
         if LENGTHS:
             tl.store(inverse + line * C + t - start, inverse_lengths(k), mask=(t < kv_len) & (t >= start))
         dots = tl.dot(q, tl.trans(k), input_precision="ieee")
-        dots = tl.where(t[None, :] <= last_visible[:, None], dots, -float("inf"))
+        if first + BLOCK_T > kv_len - WINDOW + 1:  # else all of it is visible
+            dots = tl.where(t[None, :] <= last_visible[:, None], dots, -float("inf"))
         new_top = tl.maximum(top, tl.max(dots, axis=1))
         shift = tl.where(new_top == -float("inf"), 0.0, new_top * scale)  # nothing visible yet
         total = total * tl.exp2(top * scale - shift) + tl.sum(tl.exp2(dots * scale - shift[:, None]), axis=1)
@@ -99,14 +100,12 @@ def _softmax_sums(
     tl.store(out + GROUP * WINDOW, total, mask=valid)
 
 
-@triton.jit(do_not_specialize=["kv_lens", "L", "SPLITS"])
-def _log_sums(
-    sums, kv_lens, out, L, SPLITS,
-    H: tl.constexpr, QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
+@triton.jit
+def reduce_sums(
+    sums, out, line, kv_len, SPLITS,
+    QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
 ):  # fmt: skip
-    """log2 of each query's softmax sum over all splits of one head: fp32 [R, L, H, QUERIES]."""
-    line = tl.program_id(0).to(tl.int64)
-    kv_len = tl.load(kv_lens + line // H // L)
+    """Writes log2 of each query's softmax sum over all splits of one head.  line: int64, the head's number."""
     x = tl.arange(0, PAD)
     sums += line * SPLITS * 2 * QUERIES + x
     valid = x < QUERIES
@@ -119,6 +118,16 @@ def _log_sums(
         total = total * tl.exp2(top - new_top) + split_total * tl.exp2(split_top - new_top)
         top = new_top
     tl.store(out + line * QUERIES + x, top + tl.log2(total), mask=valid)
+
+
+@triton.jit(do_not_specialize=["kv_lens", "L", "SPLITS"])
+def _log_sums(
+    sums, kv_lens, out, L, SPLITS,
+    H: tl.constexpr, QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
+):  # fmt: skip
+    """log2 of each query's softmax sum over all splits of one head: fp32 [R, L, H, QUERIES]."""
+    line = tl.program_id(0).to(tl.int64)
+    reduce_sums(sums, out, line, tl.load(kv_lens + line // H // L), SPLITS, QUERIES, PAD, SPLIT, SPLITS_MAX)
 
 
 @triton.jit
@@ -180,10 +189,12 @@ def first_pass(
     batch: CompressionBatch,
     scale: float,
     inverse: torch.Tensor | None,
+    reduction: dict | None = None,
 ) -> dict:
     """Runs the first pass, which also fills `inverse` (fp32 [R, L, H, C], see the kernel) unless it is None.
 
-    Returns the arguments, by name, of a kernel that does the second.
+    Returns the arguments, by name, of a kernel that does the second.  reduction: filled with those of `reduce_sums`, which
+    the caller then runs in a kernel of his own before the second pass, to save a launch.
     """
     table = layer_table(k_buffers)
     dtype = table.first.dtype
@@ -209,10 +220,11 @@ def first_pass(
         **arguments, **split, sums=sums, inverse=inverse, LENGTHS=inverse is not None, TILES=tiles.count, PAD_G=tiles.pad_g,
         PAD_W=tiles.pad_w, BLOCK_T=min(FIRST_PASS_KEYS, tile_rows(head_dim, dtype)), **FIRST_PASS,
     )  # fmt: skip
-    _log_sums[(lines,)](
-        sums, arguments["kv_lens"], log_sums, L=len(k_buffers), H=num_heads, QUERIES=queries, PAD=padded(queries), **split,
-        num_warps=1,
-    )  # fmt: skip
+    last = dict(sums=sums, **split, QUERIES=queries, PAD=padded(queries))
+    if reduction is None:
+        _log_sums[(lines,)](kv_lens=arguments["kv_lens"], out=log_sums, L=len(k_buffers), H=num_heads, **last, num_warps=1)
+    else:
+        reduction.update(last)
     # Fewer queries at a time than in the first pass: their sums take registers too.
     tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 64)
     return arguments | dict(log_sums=log_sums, TILES=tiles.count, PAD_G=tiles.pad_g, PAD_W=tiles.pad_w)

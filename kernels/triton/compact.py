@@ -17,7 +17,8 @@ ROWS = 32  # tokens that one program of the second launch moves
 )
 def _plan(
     keep, positions, importance, position_table, importance_table, rows, kv_lens, starts, stored, keeps, moves, counts,
-    row_stride, layer_stride, L, C, most, H: tl.constexpr, IMPORTANCE: tl.constexpr, BLOCK: tl.constexpr,
+    row_stride, layer_stride, L, C, most,
+    H: tl.constexpr, IMPORTANCE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Lists one head's holes and the survivors behind the kept rows, both in row order; writes the tables of what stays.
 
@@ -32,34 +33,39 @@ def _plan(
     kept = tl.load(keeps + r)
     survivors = tl.load(stored + r)
     row = rows + r.to(tl.int64) * row_stride + start
-    table = layer.to(tl.int64) * layer_stride + head
-    line = pid.to(tl.int64) * C
+    position_table += layer.to(tl.int64) * layer_stride + head
+    keep += pid.to(tl.int64) * C
+    positions += pid.to(tl.int64) * C
+    if IMPORTANCE:
+        importance_table += layer.to(tl.int64) * layer_stride + head
+        importance += pid.to(tl.int64) * C
     holes = moves + pid.to(tl.int64) * 2 * most
     num_holes = tl.zeros([], tl.int32)
     num_sources = tl.zeros([], tl.int32)
     for first in range(0, candidates, BLOCK):
         j = first + tl.arange(0, BLOCK)
+        # All is read before the scan, so that the waits overlap.
         front = j < kept
-        stays = tl.load(keep + line + j, mask=j < candidates, other=False)
+        stays = tl.load(keep + j, mask=j < candidates, other=False)
+        slots = tl.load(row + j, mask=front, other=0)
+        position = tl.load(positions + j, mask=front & (j >= survivors), other=0)  # the others' came from the table
+        if IMPORTANCE:
+            score = tl.load(importance + j, mask=front, other=0.0)
         hole = (front & (stays == 0)).to(tl.int32)
         source = ((j < candidates) & (j >= kept) & stays).to(tl.int32)
-        # No row is both, and holes come first: one scan ranks them all.
-        rank = tl.cumsum(hole + source, axis=0) - 1
-        new_holes = tl.sum(hole, axis=0)
-        hole_rank = num_holes + rank
-        source_rank = num_sources + rank - new_holes
+        both = hole + (source << 16)  # ranked by one scan
+        rank = tl.cumsum(both, axis=0)
+        new = tl.sum(both, axis=0)
+        hole_rank = num_holes + (rank & 0xFFFF) - 1
+        source_rank = num_sources + (rank >> 16) - 1
         tl.store(holes + hole_rank, j, mask=(hole != 0) & (hole_rank < most))
         tl.store(holes + most + source_rank, j, mask=(source != 0) & (source_rank < most))
-        num_holes += new_holes
-        num_sources += tl.sum(source, axis=0)
-
+        num_holes += new & 0xFFFF
+        num_sources += new >> 16
         stays = front & stays
-        slots = tl.load(row + j, mask=stays, other=0)
-        fresh = stays & (j >= survivors)  # the others' positions came from the table
-        tl.store(position_table + table + slots * H, tl.load(positions + line + j, mask=fresh, other=0), mask=fresh)
+        tl.store(position_table + slots * H, position, mask=stays & (j >= survivors))
         if IMPORTANCE:
-            bits = bf16_bits(tl.load(importance + line + j, mask=stays, other=0.0))
-            tl.store(importance_table + table + slots * H, bits, mask=stays)
+            tl.store(importance_table + slots * H, bf16_bits(score), mask=stays)
     tl.store(counts + pid, tl.minimum(num_holes, num_sources))
 
 
@@ -127,6 +133,7 @@ def compact(
         keep, positions, importance_new, tables.positions, importance_table, batch.rows, lengths.kv_lens, lengths.starts,
         lengths.stored, lengths.keeps, moves, counts, batch.rows.stride(0), layer_stride, num_layers, candidates,
         max(most, 1), H=num_heads, IMPORTANCE=importance_new is not None, BLOCK=1024,
+        num_warps=8, maxnreg=128,
     )  # fmt: skip
     if most:
         blocks = triton.cdiv(most, ROWS)

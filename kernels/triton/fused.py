@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch
-from zipage_kernels.triton.attention import first_pass, load_keys, looked_at
+from zipage_kernels.triton.attention import first_pass, load_keys, looked_at, reduce_sums
 from zipage_kernels.triton.layers import padded, tile_rows
 from zipage_kernels.triton.queries import load_queries
 from zipage_kernels.triton.similarity import FIXED_POINT, STRETCH
@@ -20,30 +20,39 @@ OPTIONS = dict(num_warps=8, num_stages=1)
 REGISTERS = 128  # a thread: two programs on a multiprocessor, so that one loads while the other computes
 
 
-@triton.jit(do_not_specialize=["rows", "kv_lens", "starts", "row_stride", "L", "C", "BLOCKS"])
+@triton.jit(do_not_specialize=["rows", "kv_lens", "starts", "row_stride", "L", "C", "BLOCKS", "SPLITS"])
 def _sort_blocks(
-    positions, inverse, rows, kv_lens, starts, order, slots, ordered_inverse, row_stride, L, C, BLOCKS,
-    H: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr,
+    positions, inverse, rows, kv_lens, starts, order, slots, ordered_inverse, protected, sums, log_sums,
+    row_stride, L, C, BLOCKS, SPLITS,
+    H: tl.constexpr, BLOCK: tl.constexpr, PAD_BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
 ):  # fmt: skip
-    """One block's candidates by position, their slots and inverse key lengths; -1, 0 and 0 behind the last."""
+    """One block's candidates by position, their slots and inverse key lengths; -1, 0 and 0 behind the last.
+
+    Also what else must be there before `_block_scores` begins: `protected` 0, and the head's log sums.
+    """
     pid = tl.program_id(0).to(tl.int64)
     block = pid % BLOCKS
     line = pid // BLOCKS
     r = line // H // L
+    kv_len = tl.load(kv_lens + r)
+    if block == 0:
+        reduce_sums(sums, log_sums, line, kv_len, SPLITS, QUERIES, PAD, SPLIT, SPLITS_MAX)
     first = (block * BLOCK).to(tl.int32)
-    end = tl.minimum(first + BLOCK, tl.load(kv_lens + r) - tl.load(starts + r))
-    i = tl.arange(0, PAD)
+    end = tl.minimum(first + BLOCK, kv_len - tl.load(starts + r))
+    i = tl.arange(0, PAD_BLOCK)
     inside = first + i < end
+    tl.store(protected + line * C + first + i, tl.zeros([PAD_BLOCK], tl.int32), mask=inside)
     position = tl.load(positions + line * C + first + i, mask=inside, other=0)
     after = tl.load(positions + line * C + first + i + 1, mask=first + i + 1 < end, other=2147483647)
     j = i
     if tl.max((inside & (after < position)).to(tl.int32), axis=0) > 0:
-        j = tl.sort(tl.where(inside, position * PAD + i, 2147483647)) % PAD
+        j = tl.sort(tl.where(inside, position * PAD_BLOCK + i, 2147483647)) % PAD_BLOCK
     j = first + j
-    tl.store(order + pid * PAD + i, tl.where(inside, j, -1))
+    tl.store(order + pid * PAD_BLOCK + i, tl.where(inside, j, -1))
     row = rows + r * row_stride + tl.load(starts + r)
-    tl.store(slots + pid * PAD + i, tl.load(row + j, mask=inside, other=0).to(tl.int32))
-    tl.store(ordered_inverse + pid * PAD + i, tl.load(inverse + line * C + j, mask=inside, other=0.0))
+    tl.store(slots + pid * PAD_BLOCK + i, tl.load(row + j, mask=inside, other=0).to(tl.int32))
+    tl.store(ordered_inverse + pid * PAD_BLOCK + i, tl.load(inverse + line * C + j, mask=inside, other=0.0))
 
 
 @triton.jit
@@ -185,21 +194,22 @@ def block_scores(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(I, row sums fp32, protected entries in fixed point int32), all [R, L, H, C], undefined at padding."""
     inverse = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
-    arguments = first_pass(k_buffers, query_cache, batch, scale, inverse)
+    reduction: dict = {}
+    arguments = first_pass(k_buffers, query_cache, batch, scale, inverse, reduction)
     size, num_layers, num_heads, candidates = positions.shape
     blocks, pad = triton.cdiv(candidates, block), padded(block, 16)
     programs = size * num_layers * num_heads * blocks
     order = torch.empty((programs, pad), dtype=torch.int32, device=positions.device)
     slots = torch.empty((programs, pad), dtype=torch.int32, device=positions.device)
     ordered_inverse = torch.empty((programs, pad), dtype=torch.float32, device=positions.device)
-    lengths = batch.lengths
-    _sort_blocks[(programs,)](
-        positions, inverse, batch.rows, lengths.kv_lens, lengths.starts, order, slots, ordered_inverse, batch.rows.stride(0),
-        num_layers, candidates, blocks, H=num_heads, BLOCK=block, PAD=pad, num_warps=1,
-    )  # fmt: skip
     attention = torch.empty_like(inverse)
     totals = torch.empty_like(inverse)
-    protected = torch.zeros_like(positions)
+    protected = torch.empty_like(positions)
+    _sort_blocks[(programs,)](
+        positions, inverse, batch.rows, batch.lengths.kv_lens, batch.lengths.starts, order, slots, ordered_inverse, protected,
+        log_sums=arguments["log_sums"], row_stride=batch.rows.stride(0), L=num_layers, C=candidates, BLOCKS=blocks,
+        H=num_heads, BLOCK=block, PAD_BLOCK=pad, **reduction, num_warps=1,
+    )  # fmt: skip
     exact = k_buffers[0].dtype == torch.float32  # such products are made in registers
     two = pad > tile_rows(arguments["D"], k_buffers[0].dtype)
     rows = pad // 2 if two else pad

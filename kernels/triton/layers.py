@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+CHUNK = 1024  # candidates that one program looks at together
 
 
 class Layers(NamedTuple):
@@ -80,6 +81,12 @@ def tile_rows(head_dim: int, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return 32
     return 128 if padded(head_dim) * dtype.itemsize <= 256 else 64
+
+
+def chunks(candidates: int) -> int:
+    """Chunks of candidates that a program may hold at a time; 0 where that does not hold all.  Few values, because every one is
+    a kernel of its own."""
+    return 4 if candidates <= 4 * CHUNK else 0
 
 
 @triton.jit

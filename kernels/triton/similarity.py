@@ -84,3 +84,15 @@ def softmax_sum(totals, protected, candidates, compared, tau, BLOCK: tl.constexp
         total = total * tl.exp(top - new_top) + tl.sum(tl.exp(value - new_top), axis=0)
         top = new_top
     return top, total
+
+
+@triton.jit
+def softmax_sum_of(values, CHUNKS: tl.constexpr):
+    """The same of what is at hand already, in a tuple of chunks of BLOCK values."""
+    top = tl.full([], -float("inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        new_top = tl.maximum(top, tl.max(values[chunk], axis=0))
+        total = total * tl.exp(top - new_top) + tl.sum(tl.exp(values[chunk] - new_top), axis=0)
+        top = new_top
+    return top, total

@@ -7,7 +7,7 @@ from triton_cases import REQUESTS, add_duplicates, assert_same, both, memory, po
 
 from zipage_kernels import ops, reference
 from zipage_kernels import triton as twins
-from zipage_kernels.triton import fused
+from zipage_kernels.triton import fused, zipage
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers, compress
 from zipage_sglang.policies import make_policy
@@ -45,6 +45,14 @@ def test_blocks_that_do_not_fit():
 def test_other_settings(redundancy, pooling):
     case, _ = both(heads=1)
     check(case, 11, redundancy, pooling)
+
+
+@pytest.mark.parametrize("pooling", ["once", "never"])
+def test_more_candidates_than_are_read_together(monkeypatch, pooling):
+    monkeypatch.setattr(zipage, "chunks", lambda candidates: 0)
+    monkeypatch.setattr(zipage, "CHUNK", 16)
+    case, _ = both(heads=1)
+    check(case, 11, pooling=pooling)
 
 
 def test_all_equal_keys():
