@@ -46,6 +46,7 @@ def late(tmp_path, **engine):
                             zipage_async_steps=2, **{f"zipage_{k}": v for k, v in METHOD.items()}, **engine)
 
 
+@pytest.mark.once
 def test_late_compressions(oracle_model, tmp_path):  # noqa: F811
     todo, run = late(tmp_path)
     check(run, oracle_model, todo, METHOD)
@@ -62,6 +63,7 @@ def test_prompts_are_not_evicted_while_they_are_read(oracle_model, tmp_path):  #
     assert run.info["copied_out_slots"] == 2 * 64 and run.info["retractions"] == 0 and run.flushed
 
 
+@pytest.mark.full
 def test_who_comes_later_is_admitted(tmp_path):
     """Nothing runs but what is compressed and ends with the step in flight; who waits for its pages gives up; then somebody comes."""
     filler = sum(prompts(), []) * 3

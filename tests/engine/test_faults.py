@@ -9,7 +9,8 @@ from test_oracle import check_tokens, oracle_model, prompts  # noqa: F401 (fixtu
 METHOD = dict(budget=64, block=32, window=8, policy="attention", prefix="compress")
 
 
-@pytest.mark.parametrize("overlap, beside", [(True, 0), pytest.param(False, 0, marks=pytest.mark.full), (True, 2)])
+@pytest.mark.once
+@pytest.mark.parametrize("overlap, beside", [pytest.param(True, 0, marks=pytest.mark.full), pytest.param(False, 0, marks=pytest.mark.full), (True, 2)])
 def test_failed_compressions(overlap, beside, oracle_model, tmp_path):  # noqa: F811
     """The second and fifth compression fail after they moved tokens, and every one of the request `doomed`."""
     ids = prompts()

@@ -7,6 +7,7 @@ from test_oracle import check_tokens, oracle_model, prompts  # noqa: F401 (fixtu
 METHOD = dict(budget=64, block=32, window=8, policy="zipage", prefix="compress", passes=3)
 
 
+@pytest.mark.once
 def test_the_next_step_is_planned_before_a_compression_begins(oracle_model, tmp_path):  # noqa: F811
     """Without the probe that reads back what was kept: it would look at what has not happened yet."""
     ids = prompts()

@@ -16,7 +16,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ["slots-overlap", "limit-pages", pytest.param("one-slot-no-radix", marks=pytest.mark.full)])
+@pytest.mark.once
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n != "slots-overlap" else n for n in SETTINGS])
 def test_parked_requests_lose_nothing(name, oracle_model, tmp_path):  # noqa: F811
     """Same prompts at the same time, so that all reach the cap together; some stop in the step that parks them."""
     method = METHOD | (WINDOWS if name == "slots-overlap" else {})
@@ -38,7 +39,8 @@ def test_parked_requests_lose_nothing(name, oracle_model, tmp_path):  # noqa: F8
     assert info["query_slots"] == SETTINGS[name]["zipage_query_slots"]
 
 
-@pytest.mark.parametrize("why", [dict(zipage_query_slots=1), dict(zipage_async_steps=4)])
+@pytest.mark.once
+@pytest.mark.parametrize("why", [pytest.param(dict(zipage_query_slots=1), marks=pytest.mark.full), dict(zipage_async_steps=4)])
 def test_aborted_while_parked(why, tmp_path):
     """Requests that a client leaves while they wait, or are compressed, end at once, and everybody else to the last token."""
     ids = prompts()

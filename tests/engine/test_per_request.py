@@ -46,6 +46,7 @@ def test_mutation_is_noticed(mutation, words, oracle_model, tmp_path, monkeypatc
         check("overlap", oracle_model, tmp_path)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["overlap", pytest.param("no-overlap-retract", marks=pytest.mark.full)])
 def test_each_request_by_its_own_settings(name, oracle_model, tmp_path):  # noqa: F811
     check(name, oracle_model, tmp_path)

@@ -2,12 +2,14 @@
 
 import random
 
+import pytest
 from harness import request, run_engine
 
 PROMPT, BUDGET, BLOCK, POOL = 40, 96, 32, 1020
 BOUND = PROMPT + BUDGET + BLOCK + 1
 
 
+@pytest.mark.once
 def test_pool_is_filled_with_bounded_requests(tmp_path):
     rng = random.Random(0)
     fit = POOL // BOUND

@@ -37,6 +37,7 @@ def test_agrees_with_a_server_whose_pool_is_given(server):
     assert plan.pool == int(LINE.search(server.log())[3])
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("server")
 def test_agrees_with_an_engine_whose_pool_is_sized_from_memory(tmp_path):
     run_engine(tmp_path, [], max_total_tokens=None, mem_fraction_static=0.5, enable_zipage=True, zipage_budget=256, zipage_block=64,

@@ -1,9 +1,11 @@
 """With the flag off, and with a budget that is never reached, outputs are the same, token for token."""
 
+import pytest
 from harness import request, run_engine
 from test_oracle import prompts
 
 
+@pytest.mark.once
 def test_nothing_changes_until_a_budget_is_reached(tmp_path):
     rounds = [[request(f"u{n}-{i}", p, 120) for i, p in enumerate(prompts())] for n in range(2)]
     off = run_engine(tmp_path / "off", rounds)

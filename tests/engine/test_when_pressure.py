@@ -16,6 +16,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["overlap", pytest.param("pages-copies", marks=pytest.mark.full)])
 def test_compressed_only_where_it_helps(name, oracle_model, tmp_path):  # noqa: F811
     rng = random.Random(1)
