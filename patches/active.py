@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ compressor: Compressor = None  # type: ignore[assignment]
 runtime: Runtime | None = None
 workspace_bytes = 0
 fixed_bytes = 0  # of it and of the query slots that do not grow with the pool
+pool_bytes: Callable[[int], int]  # of the cells that fit into the rest
 checker: InvariantChecker | None = None
 metrics: Metrics | None = None
 recorder: Any = None

@@ -276,6 +276,11 @@ class SGLangEngine:
         """Whether the next step that is run with the request is its last."""
         return req.to_finish is not None
 
+    @staticmethod
+    def remaining(req) -> int:
+        """Most tokens that are still to come; under overlap scheduling the one in flight is among them."""
+        return req.sampling_params.max_new_tokens - len(req.output_ids)
+
     def leave(self, batch, parked: list[int], retracted: list[int]) -> dict:
         """Take requests out of the batch.  Returns {index: place} of those that keep their row and come back by `parking`;
         `requeue` sends the others back to the waiting queue, to be prefilled again."""

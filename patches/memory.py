@@ -8,7 +8,7 @@ from zipage_sglang.ages import EvictedAges
 from zipage_sglang.compressor import Compressor
 from zipage_sglang.policies import make_policy
 from zipage_sglang.runtime import ModelShape, Runtime, default_query_slots
-from zipage_sglang.sizing.memory import fixed, overhead_per_token, workspace
+from zipage_sglang.sizing.memory import fixed, overhead_per_token, pool_tokens, workspace
 
 
 def cell_size(result, configurator, kvc, num_layers):
@@ -16,8 +16,12 @@ def cell_size(result, configurator, kvc, num_layers):
     config, model = active.config, kvc.model_config
     shape = local_shape(model, kvc.server_args.tp_size, num_layers)
     active.workspace_bytes = workspace(config, shape, model.context_len)
-    active.fixed_bytes = fixed(config, shape, model.context_len, kvc.model_dtype.itemsize)
-    return result + overhead_per_token(config, shape, kvc.model_dtype.itemsize)
+    itemsize, max_running = kvc.model_dtype.itemsize, kvc.server_args.max_running_requests
+    active.fixed_bytes = fixed(config, shape, model.context_len, itemsize)
+    cell = result + overhead_per_token(config, shape, itemsize)
+    # SGLang divides by the cell; with --max-running-requests more tokens may fit than that.
+    active.pool_bytes = lambda room: cell * pool_tokens(room, result, config, shape, itemsize, max_running)
+    return cell
 
 
 def local_shape(model_config, tp_size: int, num_layers: int) -> ModelShape:
@@ -28,7 +32,7 @@ def local_shape(model_config, tp_size: int, num_layers: int) -> ModelShape:
 
 def pool_sizes(original, configurator, available_bytes, page_size):
     """AROUND DefaultPoolConfigurator.calculate_pool_sizes: leave room for what does not grow with the pool."""
-    return original(configurator, max(0, available_bytes - active.fixed_bytes), page_size)
+    return original(configurator, active.pool_bytes(max(0, available_bytes - active.fixed_bytes)), page_size)
 
 
 def post_memory_pool(result, model_runner):

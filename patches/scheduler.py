@@ -51,13 +51,17 @@ def _say_what_fits(scheduler):
     buffers = active.runtime.buffers
     kv_bytes = sum(t.numel() * t.element_size() for t in (*buffers.k_buffers, *buffers.v_buffers))
     ours = active.runtime.nbytes + active.workspace_bytes
+    windows = f"{config.windows} windows" if config.windows > 1 else "one window"
     logger.info(
-        "zipage on: budget %d, block %d, policy %s; a request holds at most its prompt and %d private tokens: about %d fit the "
-        "pool of %d tokens at any length, without compression %d that grow to the context length of %d; tables, query slots "
-        "and workspace take %.1f MiB, %.1f %% of the KV pool's memory",
-        config.budget, config.block, config.policy, fits.bound, fits.bounded, pool, fits.unbounded, context, ours / 2**20,
-        100 * ours / kv_bytes,
+        "zipage on: budget %d, block %d, policy %s, %s of %d queries; a request holds at most its prompt and %d private tokens: "
+        "about %d fit the pool of %d tokens at any length, without compression %d that grow to the context length of %d; tables, "
+        "query slots and workspace take %.1f MiB, %.1f %% of the KV pool's memory",
+        config.budget, config.block, config.policy, windows, config.window, fits.bound, fits.bounded, pool, fits.unbounded,
+        context, ours / 2**20, 100 * ours / kv_bytes,
     )
+    if config.policy == "zipage" and config.passes == 0 and config.windows == 1 and config.window < config.block:
+        logger.warning("zipage: --zipage-async-steps and --zipage-when pressure let one window of queries score instead of all, "
+                       "which costs accuracy (docs/tuning.md); --zipage-passes 1 says that this is meant")
 
 
 def get_new_batch_prefill(original, scheduler, running_batch):

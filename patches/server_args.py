@@ -32,7 +32,7 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
     )
     zipage_preset: A[Optional[str], _memory(
         "Start from named settings; single flags still win. 'paper': the settings of arXiv 2603.08743 (no recency "
-        "reserve).", PRESETS), NS("memory")] = None
+        "reserve, one window).", PRESETS), NS("memory")] = None
     zipage_budget: A[Optional[int], _memory(
         f"Tokens K that a request keeps after a compression, its prompt not counted. A multiple of --page-size. "
         f"Default {_DEFAULT['budget']}."), NS("memory")] = None
@@ -40,7 +40,7 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         f"Tokens b decoded between two compressions; a request holds at most prompt + K + b tokens. A multiple of "
         f"--page-size. Default {_DEFAULT['block']}."), NS("memory")] = None
     zipage_window: A[Optional[int], _memory(
-        f"Latest tokens w whose queries score all others and which are always kept. Default {_DEFAULT['window']}."),
+        f"Tokens w whose queries score all others together; the latest w are always kept. Default {_DEFAULT['window']}."),
         NS("memory")] = None
     zipage_policy: A[Optional[str], _memory(
         f"What ranks tokens. 'zipage': attention with memory of earlier scores against redundancy; 'attention': "
@@ -71,12 +71,12 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         NS("memory")] = None
     zipage_when: A[Optional[str], _memory(
         f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room "
-        f"for all, and is compressed, largest first, when others need its pages. Default {_DEFAULT['when']}.", WHEN),
-        NS("memory")] = None
+        f"for all, and is compressed, largest first, when others need its pages (one window scores then, see --zipage-passes). "
+        f"Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
-        "Requests that can be in the last w tokens before a compression at the same time (memory: layers x w queries each); "
-        "others wait for a slot, with their KV. 0: four times as many as are expected, and one each where rows grow on "
-        "(--zipage-when pressure). Default 0."), NS("memory")] = None
+        "Requests whose queries can be kept at the same time (memory: layers x w queries each); others wait for a slot, with "
+        "their KV, and take turns block by block. 0: one for each that fits with the server's budget; where only the last windows "
+        "score (--zipage-passes), four times as many as are expected. Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
     zipage_passes: A[Optional[int], _memory(
@@ -86,7 +86,8 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         NS("memory")] = None
     zipage_async_steps: A[Optional[int], _memory(
         "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
-        "free after them. 0: between two steps, in their stream. Default 0."), NS("memory")] = None
+        "free after them, and one window scores (see --zipage-passes). 0: between two steps, in their stream. Default 0."),
+        NS("memory")] = None
     zipage_max_budget: A[Optional[int], _memory(
         "Largest budget that a request may ask for itself; sizes the workspace. A multiple of --page-size. Default 0: that of "
         "--zipage-budget."), NS("memory")] = None

@@ -21,7 +21,7 @@ from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.policies import make_policy
 
-# Requests whose scores exist at a time: bounds the workspace (about 20 MB each at 36 layers, 8 KV heads, K + b = 2304).
+# Requests whose scores exist at a time: bounds the workspace (31 MiB each at 36 layers, 8 KV heads, K + b = 2304).
 MAX_TOGETHER = 4
 PASSES_TOGETHER = 8  # they keep no scores
 GRAPH_SIZES = (4, 2, 1)  # largest first, so that the others find its memory

@@ -29,8 +29,8 @@ class ZipageConfig:
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
     the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
     when: `always` at K + b, or from there on only under memory `pressure`.
-    query_slots: M, requests that can be in the last w tokens before a compression at a time, the others wait; 0: as many as
-    are expected, with a margin (one each under `pressure`).  max_compress: compressions a step, 0: no limit.
+    query_slots: M, requests whose queries can be kept at a time, the others wait; 0: as many as are expected, with a margin (one
+    each where all windows score or under `pressure`).  max_compress: compressions a step, 0: no limit.
     passes: windows of w tokens before a compression that score, the last w included; 1: as in the paper; 0: all of a block (see
     `windows`).
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.

@@ -108,7 +108,7 @@ class InvariantChecker:
             state, index = self.engine.state(req), self.engine.row(req)
             held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0
             row = self.engine.row_pool.req_to_token[index, :held].tolist() if held else []
-            words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot)))
+            words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot, state.seen, state.windows)))
         digest = hashlib.blake2b(repr(words).encode(), digest_size=7).digest()
         self.decisions = int.from_bytes(digest, "big")
         both = torch.tensor([self.decisions, -self.decisions])

@@ -75,6 +75,7 @@ class Manager:
             due, late = self._limit(due)
             stuck = self._compress(batch, due)
             flying = [item for item in due if item[2].flight is not None]
+            late += self._pass_on([item for item in due if item[0] not in stuck])
         if due or scored:
             self.stats.compress_seconds += time.perf_counter() - compressing
         late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
@@ -204,7 +205,12 @@ class Manager:
                 self.over.append((req, state))
             elif kv_len >= trigger:
                 due.append((index, req, state))
-            elif (left := trigger - kv_len) <= state.scored:
+            elif (left := trigger - kv_len) <= state.scored and engine.remaining(req) < left:
+                if state.slot != NO_SLOT:  # it ends before
+                    self.free_slots.append(state.slot)
+                    state.slot = NO_SLOT
+                state.look_at = NEVER
+            elif left <= state.scored:
                 near.append((index, req, state))
                 # Its slot is there since `scored` tokens before the trigger: the first window is full w tokens later.
                 full = left < state.scored and left % cfg.window == 0 and state.slot != NO_SLOT
@@ -237,6 +243,21 @@ class Manager:
         if not shortage:
             return []
         return sorted(rows[: pressure.victims([engine.gain(req) for _, req, _ in rows], shortage)], key=lambda row: row[0])
+
+    def _pass_on(self, compressed) -> list:
+        """Of the requests that were compressed just now, those that are parked so that who waits for a query slot has theirs.
+
+        Where all windows score, nobody would ever give back a slot before its end.  Between two blocks no query is lost.
+        """
+        waiting = [item for item in self.parked if item.state.slot == NO_SLOT and item.state.flight is None
+                   and self.engine.holds_kv(item.req) and self.engine.state(item.req) is item.state
+                   and not self.engine.ending(item.req)][len(self.free_slots):]
+        holders = [item for item in compressed if item[2].slot != NO_SLOT and not self.engine.ending(item[1])]
+        for (_, _, state), item in zip(holders, waiting):
+            self.free_slots.append(state.slot)
+            state.slot = NO_SLOT
+            self._give_slot(item.req, item.state)
+        return holders[: len(waiting)]
 
     def _give_slot(self, req, state: RequestState) -> bool:
         if state.slot == NO_SLOT:
@@ -290,11 +311,13 @@ class Manager:
             rows = self.compressor.snapshot(jobs, scoring=True)
             with self.engine.compression_stream():  # behind the step in flight, whose query is one of the window's
                 self.compressor.score(jobs, rows)
-        except Exception:  # the rows are unharmed, and what is known of them only less complete
+        except Exception:  # the rows are unharmed; later windows score
             if self.engine.tp_size > 1:
                 raise
             logger.exception("scoring %s failed", [req.rid for _, req, _ in scored])
             self.stats.failures += len(scored)
+            for _, _, state in scored:  # some may have been added already
+                state.seen = state.windows = 0
             return
         for (_, _, state), job in zip(scored, jobs, strict=True):
             state.seen, state.windows = job.kv_len - job.start, state.windows + 1

@@ -34,21 +34,21 @@ class Setting:
 
 KEEP = ("--zipage-prefix", "keep")
 PAGES = ("--page-size", "16", "--zipage-prefix", "auto")
+ONE_WINDOW = ("--zipage-passes", "1")  # all that can score beside the steps; answers depend on it
 CHUNKS = ("--chunked-prefill-size", "64")
 SETTINGS = (
     Setting("default", KEEP),
     Setting("pages, chunks", PAGES, CHUNKS),
     Setting("pages, chunks, retracted", PAGES, CHUNKS, retract=61),
-    Setting("beside two steps", KEEP, ("--zipage-async-steps", "2")),
+    Setting("beside two steps", (*KEEP, *ONE_WINDOW), ("--zipage-async-steps", "2")),
     Setting("without overlap", KEEP, ("--disable-overlap-schedule",)),
-    Setting("beside a step, pages, retracted", PAGES, ("--zipage-async-steps", "1", *CHUNKS), retract=61),
+    Setting("beside a step, pages, retracted", (*PAGES, *ONE_WINDOW), ("--zipage-async-steps", "1", *CHUNKS), retract=61),
     Setting("under pressure", KEEP, ("--zipage-when", "pressure"), steady=False),
     Setting("without prefix cache", KEEP, ("--disable-radix-cache",)),
     Setting("pressure, pages, retracted", PAGES, ("--zipage-when", "pressure", *CHUNKS), retract=61, steady=False),
-    Setting("all windows score", (*KEEP, "--zipage-passes", "4")),
-    Setting("all windows, few slots, pages, retracted", (*PAGES, "--zipage-passes", "4"), ("--zipage-query-slots", "4", *CHUNKS),
-            retract=61),
-    Setting("few query slots", KEEP, ("--zipage-query-slots", "2", "--zipage-max-compress", "1")),
+    Setting("one window", (*KEEP, *ONE_WINDOW)),
+    Setting("few query slots, pages, retracted", PAGES, ("--zipage-query-slots", "4", *CHUNKS), retract=61),
+    Setting("one window, few query slots", (*KEEP, *ONE_WINDOW), ("--zipage-query-slots", "2", "--zipage-max-compress", "1")),
 )
 
 

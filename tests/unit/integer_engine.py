@@ -25,11 +25,12 @@ POOL, PAGE = 400, 4
 class Request:
     rid = "any"
 
-    def __init__(self, prompt, protected, config=CONFIG):
+    def __init__(self, prompt, protected, config=CONFIG, remaining=10**6):
         self.prompt, self.protected, self.zipage = prompt, protected, None
         self.config = config
         self.kv, self.decoded, self.true_len, self.prefill, self.over = prompt, 0, prompt, prompt, False
         self.ending = False
+        self.end_len = prompt + remaining
 
 
 class IntegerEngine:
@@ -115,6 +116,9 @@ class IntegerEngine:
     def ending(self, req):
         return req.ending
 
+    def remaining(self, req):
+        return req.end_len - req.true_len
+
     def leave(self, batch, parked, retracted):
         assert not set(parked) & set(retracted)
         places = {i: batch.reqs[i] for i in parked}
@@ -155,13 +159,13 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert job.seen == job.kv_len - job.start - window and job.windows == job.config.windows - 1, "a window did not score"
         self.enqueue(jobs, snapshot, scoring)
 
-    @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN))
-    def arrive(self, prompt, cached, own):
+    @rule(prompt=st.integers(1, 60), cached=st.booleans(), own=st.sampled_from(OWN), remaining=st.sampled_from([5, 20, 30, 10**6]))
+    def arrive(self, prompt, cached, own, remaining):
         config = self.configured(own)
         if config is not None and self.config.when == "pressure":
             config = dataclasses.replace(config, when="pressure")
         if len(self.batch.reqs) < 8:
-            self.batch.reqs.append(Request(prompt, prompt // PAGE * PAGE if cached else 0, config))
+            self.batch.reqs.append(Request(prompt, prompt // PAGE * PAGE if cached else 0, config, remaining))
 
     @rule(steps=st.integers(1, 12))
     def decode(self, steps):
@@ -181,9 +185,11 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert req.kv < trigger or state.over or req.ending, "decoded past the trigger"
                 assert not state.over or self.config.when == "pressure" and not self.engine.missing
                 kept = state.slot != NO_SLOT or req.kv < trigger - (state.scored if req.config else 0)
+                kept |= self.engine.remaining(req) < trigger - req.kv
                 assert kept or req.ending, "a query of the window is lost"
                 assert req.config is not None or (state.slot, state.evicted, req.kv) == (NO_SLOT, 0, req.true_len)
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
+                req.ending |= req.true_len >= req.end_len
             rows = self.manager.query_rows(self.batch.reqs)
             assert len(set(rows.values())) == len(rows) and 0 not in rows.values()
             for index, row in rows.items():
@@ -281,6 +287,15 @@ class AsynchronousMachine(ManagerMachine):
     """Compressions beside two decode steps, which their requests sit out."""
 
     config = dataclasses.replace(CONFIG, async_steps=2)
+
+
+class AllWindowsMachine(ManagerMachine):
+    """All windows of a block score, so that nobody gives back a query slot but for others."""
+
+    config = dataclasses.replace(CONFIG, policy="zipage")
+
+    def configured(self, own):
+        return own if own is None or own.policy == "random" else dataclasses.replace(own, policy="zipage")
 
 
 class PassesMachine(ManagerMachine):

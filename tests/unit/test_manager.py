@@ -1,12 +1,20 @@
 """The manager under random arrivals, finishes, aborts and retractions: lengths add up, slots have one owner, no query is lost."""
 
 from hypothesis import settings
-from integer_engine import AsynchronousMachine, LimitedMachine, ManagerMachine, PassesMachine, PressureMachine
+from integer_engine import (
+    AllWindowsMachine,
+    AsynchronousMachine,
+    LimitedMachine,
+    ManagerMachine,
+    PassesMachine,
+    PressureMachine,
+)
 
-for machine in (ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine, PassesMachine):
+for machine in (ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine, PassesMachine, AllWindowsMachine):
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManager = ManagerMachine.TestCase
 TestManagerUnderPressure = PressureMachine.TestCase
 TestManagerWithALimit = LimitedMachine.TestCase
 TestManagerBesideSteps = AsynchronousMachine.TestCase
 TestManagerWithPasses = PassesMachine.TestCase
+TestManagerWithAllWindows = AllWindowsMachine.TestCase

@@ -19,7 +19,13 @@ EMBEDDING = {"qwen3-0.6b": 151936 * 1024 * 2, "qwen3-8b": 151936 * 4096 * 2}
 # Parameters as Qwen publishes them: 0.6 B (tied: 0.596 B) and 8.19 B, in bf16.
 WEIGHTS = {"qwen3-0.6b": Weights(0, 0, 596_049_920 * 2),
            "qwen3-8b": Weights(EMBEDDING["qwen3-8b"], 0, 8_190_735_360 * 2 - EMBEDDING["qwen3-8b"])}
-EVERYBODY = 10_000  # query slots for all that fit, as the server had them in these runs
+
+
+def everybody(pool=300_000, budget=2048, block=256, window=16) -> int:
+    """Query slots for all that fit, as the server had them in these runs."""
+    return -(-pool // (budget + block - window)) + 1
+
+
 SHAPES = {"qwen3-0.6b": ModelShape(28, 16, 8, 128, 1.0), "qwen3-8b": ModelShape(36, 32, 8, 128, 1.0)}
 
 
@@ -56,7 +62,7 @@ def test_kv_bytes_of_known_models():
 @pytest.mark.parametrize("name, options, mode, summary", [m for m in measured() if "buffer_mib" in m[3]])
 def test_buffers_are_those_of_the_h200_runs(name, options, mode, summary):
     budget = int(mode.partition("budget=")[2] or options["budget"])
-    config = ZipageConfig(budget=budget, block=options["block"], query_slots=EVERYBODY, passes=1)
+    config = ZipageConfig(budget=budget, block=options["block"], query_slots=everybody(options["pool"], budget), passes=1)
     plan = make_plan(setting(options["model"], config=config, max_tokens=options["pool"], max_running=options["max_running"]))
     assert plan.pool == options["pool"]
     buffers = plan.overhead.positions_and_scores + plan.overhead.query_slots
@@ -65,7 +71,7 @@ def test_buffers_are_those_of_the_h200_runs(name, options, mode, summary):
 
 def test_overhead_of_8b_is_what_was_reported():
     """benchmarks/results/README.md, of the first versions: 42,188 MiB of KV, 3.2 % with 124 MiB of workspace more."""
-    plan = make_plan(setting(max_tokens=300_000, config=ZipageConfig(query_slots=EVERYBODY, passes=1)))
+    plan = make_plan(setting(max_tokens=300_000, config=ZipageConfig(query_slots=everybody(), passes=1)))
     assert plan.overhead.workspace / 2**20 == pytest.approx(124, abs=0.5)
     assert (plan.pool + 1) * plan.setting.kv_bytes / 2**20 == pytest.approx(42_188, abs=1)
     assert round(100 * (plan.overhead.share + 124 / 42_188), 1) == 3.2

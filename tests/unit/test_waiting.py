@@ -1,7 +1,7 @@
 """Requests that wait for a query slot or a compression: in turn, and not for ever."""
 
 import pytest
-from integer_engine import CONFIG, AsynchronousMachine, LimitedMachine, ManagerMachine, PressureMachine, Request
+from integer_engine import CONFIG, AllWindowsMachine, AsynchronousMachine, LimitedMachine, ManagerMachine, PressureMachine, Request
 
 
 def finished_in(machine, steps):
@@ -26,6 +26,25 @@ def test_nobody_waits_for_ever(kind):
     assert len(done) == 8 and not machine.engine.retracted
     shared = 2 * 8 * (CONFIG.window + 1) / 3  # two windows each, and the step in which a slot changes hands
     assert machine.manager.stats.parked >= 5 and max(done.values()) <= CONFIG.cap + shared + CONFIG.block + CONFIG.window
+
+
+def test_nobody_waits_for_ever_where_all_windows_score():
+    """A slot is had for a block; who has had one waits until the others have."""
+    machine = AllWindowsMachine()
+    config = machine.config
+    machine.everybody = [Request(5, 0, config) for _ in range(8)]
+    machine.batch.reqs = list(machine.everybody)
+    done = finished_in(machine, config.cap + 6 * 3 * (config.block + 1))
+    assert len(done) == 8 and not machine.engine.retracted
+    # Two blocks each, eight requests on three slots, and the steps in which slots change hands.
+    assert machine.manager.stats.parked >= 8 and max(done.values()) <= config.cap + 2 * 3 * (config.block + 2)
+
+
+def test_who_ends_before_the_next_compression_has_no_slot():
+    machine = AllWindowsMachine()
+    machine.batch.reqs = [Request(5, 0, machine.config, remaining=20) for _ in range(4)] + [Request(5, 0, machine.config)]
+    machine.decode(19)
+    assert machine.manager.stats.parked == 0 and machine.manager.query_slots_used == 1 and machine.manager.stats.passes == 0
 
 
 def test_requests_that_came_together_wait_once_and_are_spread_out_then():

@@ -17,9 +17,13 @@ from zipage_sglang.runtime import EXTRA_SLOTS, ModelShape, query_slot_bytes, slo
 def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
     """Bytes beside the KV of one pool slot: its tables, and its share of those query slots (of `itemsize` bytes an element) that
     grow with the pool."""
-    tables = table_bytes_per_token(shape, config)
+    return table_bytes_per_token(shape, config) + slots_per_token(config, shape, itemsize)
+
+
+def slots_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
+    """Bytes of query slots that each token of the pool brings along."""
     share = 0.0 if config.query_slots else slot_share(config)
-    return tables + math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
+    return math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
 
 
 def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int) -> int:
@@ -28,11 +32,24 @@ def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: i
     return workspace(config, shape, context_len) + slots * query_slot_bytes(shape, config.window, itemsize)
 
 
+def pool_tokens(room: int, kv_bytes: int, config: ZipageConfig, shape: ModelShape, itemsize: int, max_running: int | None) -> int:
+    """Tokens of the KV pool that fit.  room: bytes, less what is `fixed`.  kv_bytes: of a token's KV.  max_running: requests,
+    None where the server chooses by the pool; no more than so many query slots are needed then, however large the pool is."""
+    share = slots_per_token(config, shape, itemsize)
+    bare = kv_bytes + table_bytes_per_token(shape, config)
+    tokens = room // (bare + share)
+    if max_running is not None and share:
+        tokens = max(tokens, (room - max_running * query_slot_bytes(shape, config.window, itemsize)) // bare)
+    return max(0, tokens)
+
+
 def workspace(config: ZipageConfig, shape: ModelShape, context_len: int) -> int:
     """Bytes of scores while compressing; independent of the pool's size."""
     longest = most_candidates(config)
     if config.when == "pressure":  # one row of any length
         longest = max(longest, context_len)
+    elif config.prefix != "keep":  # and of prompts up to twice the batch
+        longest = max(longest, min(context_len, 2 * longest))
     return workspace_bytes(shape, longest)
 
 

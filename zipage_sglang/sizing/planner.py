@@ -7,7 +7,7 @@ import dataclasses
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.runtime import ModelShape, buffer_bytes, default_query_slots, query_slot_bytes
 from zipage_sglang.sizing import ceiling
-from zipage_sglang.sizing.memory import Fits, fixed, overhead_per_token, what_fits, workspace
+from zipage_sglang.sizing.memory import Fits, fixed, pool_tokens, what_fits, workspace
 from zipage_sglang.sizing.speed import Step, Weights, decode_step
 
 
@@ -97,7 +97,7 @@ def make_plan(setting: Setting, prompt: int = 0, output: int | None = None, band
         raise DoesNotFit(f"{gib(s.weights.total / s.tp)} of weights do not fit into {s.fraction:.3f} of {gib(s.memory)}: "
                          "raise --mem-fraction-static or --tp-size, or use a larger GPU")
     room = available - fixed(config, s.shape, s.context_len, s.itemsize)
-    pool = _pool(s, room // (s.kv_bytes + overhead_per_token(config, s.shape, s.itemsize)))
+    pool = _pool(s, pool_tokens(room, s.kv_bytes, config, s.shape, s.itemsize, s.max_running))
     full_pool = _pool(s, available // s.kv_bytes)
     # Admission promises a request its prompt, K + b tokens and a page (design: reservation).
     most = prompt + min(output, config.cap) + s.page
