@@ -71,7 +71,7 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         NS("memory")] = None
     zipage_when: A[Optional[str], _memory(
         f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room "
-        f"for all, and is compressed, largest first, when others need its pages (one window scores then, see --zipage-passes). "
+        f"for all, and is compressed, largest first, when others need its pages (one window scores then: --zipage-passes). "
         f"Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
         "Requests whose queries can be kept at the same time (memory: layers x w queries each); others wait for a slot, with "
