@@ -70,9 +70,9 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         f"token; 'auto': 'compress' for prompts longer than the budget. Default {_DEFAULT['prefix']}.", PREFIX_MODES),
         NS("memory")] = None
     zipage_when: A[Optional[str], _memory(
-        f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has room "
-        f"for all, and is compressed, largest first, when others need its pages (one window scores then: --zipage-passes). "
-        f"Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
+        f"'always': every request is compressed when it holds K + b tokens; 'pressure': it grows on while the pool has "
+        f"room for all, and is compressed, largest first, when others need its pages (one window scores then, see "
+        f"--zipage-passes). Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
         "Requests whose queries can be kept at the same time (memory: layers x w queries each); others wait for a slot, with "
         "their KV, and take turns block by block. 0: one for each that fits with the server's budget; where only the last windows "
