@@ -75,8 +75,8 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         f"--zipage-passes). Default {_DEFAULT['when']}.", WHEN), NS("memory")] = None
     zipage_query_slots: A[Optional[int], _memory(
         "Requests whose queries can be kept at the same time (memory: layers x w queries each); others wait for a slot, with "
-        "their KV, and take turns block by block. 0: one for each that fits with the server's budget; where only the last windows "
-        "score (--zipage-passes), four times as many as are expected. Default 0."), NS("memory")] = None
+        "their KV, and take turns block by block. 0: one for each that fits with the server's budget; where only the last "
+        "windows score (--zipage-passes), four times as many as are expected. Default 0."), NS("memory")] = None
     zipage_max_compress: A[Optional[int], _memory(
         "Compressions in one step at most; requests beyond it wait for the next. 0: no limit. Default 0."), NS("memory")] = None
     zipage_passes: A[Optional[int], _memory(
