@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from integer_engine import CONFIG, ManagerMachine, Request
+from integer_engine import CONFIG, ManagerMachine, PassesMachine, Request
 
 from zipage_sglang import pipeline
 
@@ -87,3 +87,25 @@ def test_a_failed_compression_is_recovered_from_by_a_single_rank_only(ranks, mon
         return
     machine.decode(1)
     assert len(machine.engine.retracted) == 1 and not machine.batch.reqs and machine.manager.stats.failures == 1
+
+
+def test_a_pass_that_fails_forgets_the_windows_before_it():
+    """It may have added to some of them already."""
+    machine = PassesMachine()
+    config, compressor, jobs = machine.config, machine.manager.compressor, []
+    machine.batch.reqs = [Request(5, 0, config) for _ in range(2)]
+    score, run = compressor.score, compressor.run
+
+    def failing(scored, rows):
+        jobs.append([(job.seen, job.windows) for job in scored])
+        if len(jobs) == 2:
+            raise RuntimeError("no memory")
+        score(scored, rows)
+
+    compressor.score = failing
+    compressor._enqueue = machine.enqueue  # its check wants all windows
+    compressor.run = lambda due, rows: jobs.append([(job.seen, job.windows) for job in due]) or run(due, rows)
+    machine.decode(config.cap + 2)
+    first = config.cap - 2 * config.window
+    assert jobs == [[(0, 0)] * 2, [(first, 1)] * 2, [(0, 0)] * 2]
+    assert machine.manager.stats.failures == 2 and machine.manager.stats.passes == 2 and not machine.engine.retracted
