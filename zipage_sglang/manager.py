@@ -252,7 +252,9 @@ class Manager:
         waiting = [item for item in self.parked if item.state.slot == NO_SLOT and item.state.flight is None
                    and self.engine.holds_kv(item.req) and self.engine.state(item.req) is item.state
                    and not self.engine.ending(item.req)][len(self.free_slots):]
-        holders = [item for item in compressed if item[2].slot != NO_SLOT and not self.engine.ending(item[1])]
+        # Beside the decode steps the queries are still being read, and the request is parked anyway.
+        holders = [item for item in compressed
+                   if item[2].slot != NO_SLOT and item[2].flight is None and not self.engine.ending(item[1])]
         for (_, _, state), item in zip(holders, waiting):
             self.free_slots.append(state.slot)
             state.slot = NO_SLOT

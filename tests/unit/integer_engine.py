@@ -289,6 +289,15 @@ class AsynchronousMachine(ManagerMachine):
     config = dataclasses.replace(CONFIG, async_steps=2)
 
 
+class LongWindowMachine(AsynchronousMachine):
+    """The same with one window of a whole block, so that the slot is needed again at once."""
+
+    config = dataclasses.replace(CONFIG, async_steps=2, window=8)
+
+    def configured(self, own):
+        return own and dataclasses.replace(own, window=8)
+
+
 class AllWindowsMachine(ManagerMachine):
     """All windows of a block score, so that nobody gives back a query slot but for others."""
 

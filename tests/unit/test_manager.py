@@ -5,12 +5,16 @@ from integer_engine import (
     AllWindowsMachine,
     AsynchronousMachine,
     LimitedMachine,
+    LongWindowMachine,
     ManagerMachine,
     PassesMachine,
     PressureMachine,
 )
 
-for machine in (ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine, PassesMachine, AllWindowsMachine):
+MACHINES = (
+    ManagerMachine, PressureMachine, LimitedMachine, AsynchronousMachine, PassesMachine, AllWindowsMachine, LongWindowMachine,
+)  # fmt: skip
+for machine in MACHINES:
     machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestManager = ManagerMachine.TestCase
 TestManagerUnderPressure = PressureMachine.TestCase
@@ -18,3 +22,4 @@ TestManagerWithALimit = LimitedMachine.TestCase
 TestManagerBesideSteps = AsynchronousMachine.TestCase
 TestManagerWithPasses = PassesMachine.TestCase
 TestManagerWithAllWindows = AllWindowsMachine.TestCase
+TestManagerWithALongWindow = LongWindowMachine.TestCase
