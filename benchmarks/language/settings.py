@@ -25,10 +25,11 @@ def make_configs(args) -> dict[str, ZipageConfig]:
     """{name: config}, the same setting only once."""
     out = {}
     for budget, given in itertools.product(args.budgets, args.policies):
-        policy, _, share = given.partition("@")
+        policy, _, own = given.partition("@")
+        share, _, windows = own.partition("/")
         if policy == "full":
             continue
-        many = [args.redundancy, args.alpha, args.lam, args.passes]
+        many = [args.redundancy, args.alpha, args.lam, [int(windows)] if windows else args.passes]
         if policy != "zipage":
             many = [*(v[:1] for v in many[:3]), [1]]
         for recency, redundancy, alpha, lam, passes in itertools.product([float(share)] if share else args.recency, *many):
@@ -56,7 +57,8 @@ def add_options(parser):
     add = parser.add_argument
     add("--budgets", type=whole, default=[256, 512], help="tokens kept, comma-separated (default 256,512)")
     add("--policies", type=words, default=["full", "recent", "random", "attention", "zipage"],
-        help="default full,recent,random,attention,zipage; full KV is always run; NAME@R: with this share for the latest tokens")
+        help="default full,recent,random,attention,zipage; full KV is always run; NAME@R: with this share for the latest tokens, "
+             "NAME@R/P: and these passes")
     add("--recency", type=shares, default=[0.0, 0.5], help="shares of the budget for the latest tokens (default 0,0.5)")
     add("--redundancy", type=words, default=[paper["redundancy"]], help="of zipage: lightning,flash,none (default lightning)")
     add("--alpha", type=shares, default=[paper["alpha"]], help="of zipage (default 0.8)")

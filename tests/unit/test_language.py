@@ -189,11 +189,12 @@ def test_clean_joins_wrapped_lines_and_parts_paragraphs():
 
 
 def test_settings_by_name():
-    args = _arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25", "--recency", "0,0.5", "--lam", "0.2,0.5"])
+    args = _arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25,zipage@0/1", "--recency", "0,0.5", "--lam", "0.2,0.5"])
     configs = make_configs(args)
     assert list(configs) == ["256 recent", "256 random r 0", "256 random r 0.5",
                              "256 zipage r 0.25 lightning alpha 0.8 lam 0.2 windows 8",
-                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.5 windows 8"]
+                             "256 zipage r 0.25 lightning alpha 0.8 lam 0.5 windows 8",
+                             "256 zipage r 0 lightning alpha 0.8 lam 0.2", "256 zipage r 0 lightning alpha 0.8 lam 0.5"]
     assert [c.recency for c in configs.values()] == [0, 0, 0.5, 0.25, 0.25]
 
 
