@@ -195,7 +195,7 @@ def test_settings_by_name():
                              "256 zipage r 0.25 lightning alpha 0.8 lam 0.2 windows 8",
                              "256 zipage r 0.25 lightning alpha 0.8 lam 0.5 windows 8",
                              "256 zipage r 0 lightning alpha 0.8 lam 0.2", "256 zipage r 0 lightning alpha 0.8 lam 0.5"]
-    assert [c.recency for c in configs.values()] == [0, 0, 0.5, 0.25, 0.25]
+    assert [c.recency for c in configs.values()] == [0, 0, 0.5, 0.25, 0.25, 0, 0]
 
 
 def test_latest_similar_key_of_a_block():
