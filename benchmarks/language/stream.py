@@ -146,7 +146,7 @@ class Stream:
         if state.scored > cfg.window:
             for left in range(cfg.windows - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
-                self.compressor.score([self._job(kv_len)])
+                self.compressor.score([self._job(kv_len)._replace(keep=0)])
                 state.seen, state.windows = kv_len - state.start, state.windows + 1
         self.compressor.run([self._job(rows.length)])
         state.stored, state.seen, state.windows = cfg.budget, 0, 0
