@@ -146,6 +146,8 @@ class Stream:
         if state.scored > cfg.window:
             for left in range(cfg.windows - 1, 0, -1):
                 kv_len = rows.length - left * cfg.window
+                if kv_len - cfg.window < state.start + state.stored:
+                    continue  # with a larger budget than before, the block is shorter
                 self.compressor.score([self._job(kv_len)._replace(keep=0)])
                 state.seen, state.windows = kv_len - state.start, state.windows + 1
         self.compressor.run([self._job(rows.length)])
