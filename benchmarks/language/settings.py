@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
+from benchmarks.language.guards import GUARDS, GuardedConfig
 from zipage_sglang.config import PRESETS, ZipageConfig
 
 
@@ -16,6 +18,8 @@ def name_of(config: ZipageConfig) -> str:
         parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
     if config.windows > 1:
         parts.append(f"windows {config.windows}")
+    if isinstance(config, GuardedConfig):
+        parts.append(f"guard {config.guard} {config.share:g}")
     if config.prefix != "keep":
         parts.append(f"prefix {config.prefix}")
     return " ".join(parts)
@@ -35,7 +39,10 @@ def make_configs(args) -> dict[str, ZipageConfig]:
         for recency, redundancy, alpha, lam, passes in itertools.product([float(share)] if share else args.recency, *many):
             config = ZipageConfig(budget=budget, block=args.block, window=args.window, policy=policy, recency=recency,
                                   redundancy=redundancy, alpha=alpha, lam=lam, prefix=args.prefix, passes=passes)
-            out.setdefault(name_of(config), config)
+            plain = dataclasses.asdict(config)
+            for guard in args.guards if policy == "zipage" else ("none",):
+                config = ZipageConfig(**plain) if guard == "none" else GuardedConfig(**plain, guard=guard, share=args.guard_share)
+                out.setdefault(name_of(config), config)
     return out
 
 
@@ -66,6 +73,8 @@ def add_options(parser):
     add("--block", type=int, default=128, help="tokens between compressions (default %(default)s)")
     add("--window", type=int, default=16, help="(default %(default)s)")
     add("--passes", type=whole, default=[0], help="of zipage: windows that score before a compression (default 0, all of a block)")
+    add("--guards", type=words, default=["none"], help=f"of zipage: none,{','.join(GUARDS)} (default none)")
+    add("--guard-share", type=float, default=0.1, help="of the budget (default %(default)s)")
     add("--prefix", choices=("keep", "compress"), default="keep", help="whether the prompt stays (default %(default)s)")
     add("--threads", type=int, default=1, help="of the CPU (default %(default)s)")
     add("--device", default="cpu", help="cpu or cuda (default %(default)s)")

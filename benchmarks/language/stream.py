@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from benchmarks.language.guards import policy_of
 from zipage_kernels import ops
 from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.plan import plan_row
-from zipage_sglang.policies import make_policy
 from zipage_sglang.state import RequestState
 
 ATTENTION = "kv_rows"
@@ -85,7 +85,7 @@ class Stream:
         self.rows = Rows(model.config, capacity, window, kv_dtype, self.device)
         if config is None:
             return
-        c, rows, policy = model.config, self.rows, make_policy(config)
+        c, rows, policy = model.config, self.rows, policy_of(config)
         table = (c.num_hidden_layers, capacity + 1, c.num_key_value_heads)
         stored = dict(dtype=torch.bfloat16, device=self.device)
         importance = torch.zeros(table, **stored) if policy.stores_importance else None

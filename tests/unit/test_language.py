@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.language import passkey, report
 from benchmarks.language.documents import Document, clean
+from benchmarks.language.guards import GUARDS, GuardedConfig
 from benchmarks.language.keys import block_similarities, counts
 from benchmarks.language.score import compressed_pass, first_cut, full_pass
 from benchmarks.language.stream import Stream
@@ -100,6 +101,12 @@ def first_layer_queries(model, ids, first, last):
     cos, sin = (t[0][:, None] for t in model.model.rotary_emb(x, torch.arange(first, last)[None]))
     q = layer.self_attn.q_proj(x).view(last - first, 6, 8)
     return q * cos + torch.cat([-q[..., 4:], q[..., :4]], -1) * sin
+
+
+def first_layer_values(model, ids):
+    """Values of tokens in layer 0: [n, H, D]."""
+    layer = model.model.layers[0]
+    return layer.self_attn.v_proj(layer.input_layernorm(model.model.embed_tokens(torch.tensor(ids)))).view(len(ids), 2, 8)
 
 
 @torch.inference_mode()
@@ -277,3 +284,24 @@ def test_table_of_recalled_keys():
     assert lines[2].split()[:3] == ["full", "8", "87.5"]
     assert lines[3].split()[:3] == ["x", "8", "37.5"] and "-50.0" in lines[3]
     assert lines[3].split()[-6:] == ["100.0", "%", "25.0", "%", "0.0", "%"]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@torch.inference_mode()
+def test_guards_keep_what_they_say(guard, model, ids):
+    config = GuardedConfig(**dataclasses.asdict(config_of("zipage", recency=0.25)), guard=guard, share=0.34)
+    stream = Stream(copy.deepcopy(model), config, 9, len(ids), kv_dtype=torch.float32)
+    plain = Stream(copy.deepcopy(model), config_of("zipage", recency=0.25), 9, len(ids), kv_dtype=torch.float32)
+    for one in (stream, plain):
+        for _ in one.chunks(ids[:57], 5):  # two compressions
+            pass
+    assert stream.state.count == plain.state.count == 1 and stream.rows.length == plain.rows.length
+    guarded, bare = ([sorted(one.compressor.buffers.positions[0, 10:34, head].tolist()) for head in range(2)] for one in (stream, plain))
+    assert guarded != bare
+    if guard == "values":
+        norms = first_layer_values(model, ids[:45]).norm(dim=-1)[9:]
+        for head in range(2):
+            assert set((9 + norms[:, head].topk(9).indices).tolist()) <= set(guarded[head])
+    if guard == "regions":
+        for head in range(2):
+            assert all(any(9 + 36 * n // 8 <= p < 9 + 36 * (n + 1) // 8 + 1 for p in guarded[head]) for n in range(8))
