@@ -96,3 +96,9 @@ def bf16_bits(value):
     bits = value.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(value != value, 0x7FC0, rounded).to(tl.int16)
+
+
+@triton.jit
+def bf16_value(bits):
+    """The fp32 value of a bf16's bits, its upper half."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.attention import first_pass, load_keys, looked_at
-from zipage_kernels.triton.layers import bf16_bits, tile_rows
+from zipage_kernels.triton.layers import bf16_bits, bf16_value, tile_rows
 from zipage_kernels.triton.queries import load_queries
 
 SPLIT_ROWS = 512  # candidates that one program takes
@@ -65,8 +65,7 @@ def _add_attention(
             )  # fmt: skip
             log_sum2 = tl.load(log_sums + line * GROUP * WINDOW + number2, mask=valid2, other=float("inf"))
             total += looked_at(k, t, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
-        # A bf16 is the upper half of a float.
-        value = total / WINDOW + (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+        value = total / WINDOW + bf16_value(bits)
         tl.store(table + slots * H, bf16_bits(value), mask=inside)
 
 

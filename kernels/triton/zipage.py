@@ -9,7 +9,7 @@ import triton.language as tl
 from zipage_kernels.batch import CompressionBatch, Tables
 from zipage_kernels.triton import fused
 from zipage_kernels.triton.attention import attention_score
-from zipage_kernels.triton.layers import CHUNK, chunks
+from zipage_kernels.triton.layers import CHUNK, bf16_value, chunks
 from zipage_kernels.triton.redundancy import compared_keys, similarity_sums
 from zipage_kernels.triton.similarity import similarity, softmax_sum, softmax_sum_of
 
@@ -35,7 +35,7 @@ def _importance(
     if SEEN:
         before = inside & (j < known)
         bits = tl.load(seen + tl.load(row + j, mask=before, other=0) * H, mask=before, other=0)
-        now = (now + (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)) / (windows + 1)
+        now = (now + bf16_value(bits)) / (windows + 1)
     value = tl.maximum(now, alpha * previous, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(inside, value, -float("inf")), j
 

@@ -44,7 +44,7 @@ SETTINGS = {
     "async-retract": dict(method=dict(policy="zipage", passes=1), engine=dict(zipage_async_steps=2), retract=23),
     "async-noradix": dict(
         method=dict(policy="attention"),
-        engine=dict(zipage_async_steps=3, disable_overlap_schedule=True, disable_radix_cache=True, page_size=16),
+        engine=dict(zipage_async_steps=3, disable_overlap_schedule=True, disable_radix_cache=True),
     ),
     "async-compress": dict(
         method=dict(policy="zipage", prefix="compress", budget=64, passes=1),
