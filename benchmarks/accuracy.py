@@ -31,7 +31,7 @@ def run(args, done: list[Cell]):
     time that is left."""
     settings = make_settings(args.policies, args.budgets, not args.no_full, block=args.block, window=args.window,
                              recency=args.recency, redundancy=args.redundancy, pooling=args.pooling, alpha=args.alpha,
-                             tau=args.tau, passes=args.passes, **{"lambda": getattr(args, "lambda")})
+                             tau=args.tau, passes=args.passes, prefix=args.prefix, **{"lambda": getattr(args, "lambda")})
     end = time.monotonic() + 60 * args.limit_minutes
     for i, setting in enumerate(settings):
         cells = [Cell(setting, family, level, make_problems(family, level, args.n, args.knobs))
@@ -113,10 +113,10 @@ def _arguments(argv=None):
     add("--levels", type=numbers, default=[1000], help="tokens of reasoning, comma-separated (default 1000)")
     add("--knobs", choices=REGIMES, default="default", help="'short': small working set (default %(default)s)")
     add("--n", type=int, default=16, help="problems per cell (default %(default)s)")
-    add("--policies", type=words, default=["zipage", "recent", "random"], help="default zipage,recent,random")
+    add("--policies", type=words, default=["zipage", "recent", "random"], help="default zipage,recent,random; full: only full KV")
     add("--budgets", type=numbers, default=[256], help="--zipage-budget values (default 256)")
     add("--block", type=int, default=64, help="--zipage-block (default %(default)s)")
-    knobs = dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float)
+    knobs = dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float, prefix=str)
     for name, kind in {**knobs, "lambda": float}.items():
         add(f"--{name}", type=kind, help=f"--zipage-{name} (default: the plugin's)")
     add("--no-full", action="store_true", help="leave full KV out")
