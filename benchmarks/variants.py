@@ -5,7 +5,6 @@ A variant whose file is there is not measured again, so that the same command go
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import dataclasses
 import json
@@ -29,7 +28,7 @@ class Variant:
     families: list[str] | None = None
 
 
-def add_options(parser: argparse.ArgumentParser, folder: str):
+def add_options(parser, folder: str):
     """What all variants of a run have in common."""
     add = parser.add_argument
     add("--level", type=int, default=2000, help="tokens of reasoning (default %(default)s)")
@@ -93,3 +92,9 @@ def _check(path: Path, variant: Variant, args):
 def cells(path: Path) -> dict[str, dict]:
     """{family: its record} of one variant."""
     return {cell["family"]: cell for cell in json.loads(path.read_text())["cells"]}
+
+
+def origin(path: Path) -> str:
+    """Commit and device that a variant was measured with."""
+    record = json.loads(path.read_text())
+    return f"{record['git_commit'] or 'an unknown commit'} on {record['device']}"
