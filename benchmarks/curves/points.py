@@ -53,7 +53,7 @@ def render(curves: Curves, panel: str) -> str:
     cells = {(p.policy, p.budget): p.text for p in curves.points if p.panel == panel}
     head = ["policy", *(f"K = {budget} ({budget / curves.context:.3g})" for budget in curves.budgets)]
     rows = [[policy, *(cells.get((policy, budget), cells.get((policy, None), "-")) for budget in curves.budgets)]
-            for policy in curves.policies]  # fmt: skip
+            for policy in curves.policies if any(policy == there for there, _ in cells)]  # fmt: skip
     return table.render(head, rows)
 
 

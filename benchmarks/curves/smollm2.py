@@ -12,20 +12,35 @@ from benchmarks.language.settings import name_of
 from benchmarks.measures import mean_interval
 
 CONTEXT = 2048
+PANELS = ("more than full KV", "more than zipage, document by document")
 
 
 def points(records: list[dict], settings: dict[str, tuple[str, int]]) -> list[Point]:
-    """settings: {a record's setting: (policy, budget)}.  Full KV is what all are compared with: no loss."""
-    panel = "English text"
-    result = [Point(FULL, None, panel, 0.0, 0.0, 0.0, len({r["document"] for r in records}), "0")] if records else []
-    for setting, by_document in report.group(records, "all").items():
-        some = list(by_document.values())
-        losses = [report.loss(r) for r in some]
-        mean, low, high = mean_interval(losses)
-        text = f"{report.interval(losses)}, n {len(some)}"
-        compressions = sum(r["compressions"] for r in some) / len(some)
-        result.append(Point(*settings[setting], panel, mean, low, high, len(some), text, compressions))
+    """Losses against full KV, and against the default on the same documents.
+
+    settings: {a record's setting: (policy, budget)}.
+    """
+    groups, result = report.group(records, "all"), []
+    default = {budget: groups[name] for name, (policy, budget) in settings.items() if policy == "zipage" and name in groups}
+    if records:
+        result.append(Point(FULL, None, PANELS[0], 0.0, 0.0, 0.0, len({r["document"] for r in records}), "0"))
+    for setting, by_document in groups.items():
+        policy, budget = settings[setting]
+        base = default.get(budget, {})
+        some, both = list(by_document.values()), [d for d in by_document if d in base]
+        if len(some) < 2:
+            continue  # no interval
+        result.append(_point(policy, budget, PANELS[0], [report.loss(r) for r in some], some))
+        if len(both) > 1:
+            differences = [report.loss(by_document[d]) - report.loss(base[d]) for d in both]
+            result.append(_point(policy, budget, PANELS[1], differences, some))
     return result
+
+
+def _point(policy: str, budget: int, panel: str, losses: list[float], records: list[dict]) -> Point:
+    mean, low, high = mean_interval(losses)
+    text = f"{report.interval(losses)}, n {len(losses)}" if any(losses) else "0"
+    return Point(policy, budget, panel, mean, low, high, len(losses), text, sum(r["compressions"] for r in records) / len(records))
 
 
 def as_many_everywhere(records: list[dict]) -> bool:
@@ -56,6 +71,7 @@ def measure(args) -> Curves:
     note = (f"SmolLM2-135M-Instruct in float32, keys and values in bf16, teacher-forced on frozen documents (twelve texts of "
             f"{CONTEXT} tokens, prompt 256; four own answers of 1,536), block {BLOCK}, `random` with seed 0.  Nats a token more than "
             "full KV, mean over n documents (95 % t interval), on the tokens after a setting's first compression; documents that end "
-            f"before it are left out.  K as a share of {CONTEXT} tokens; where the prompt is kept, it is held beside K.")
+            "before it are left out.  Where the prompt is evicted, too, that is earlier, and more tokens count.  K as a share of "
+            f"{CONTEXT} tokens; where the prompt is kept, it is held beside K.")
     origins = sorted({r.get("commit", "earlier commits") for r in records})
     return Curves(points(records, settings), "nats a token more", CONTEXT, note, complete, origins)

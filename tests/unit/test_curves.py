@@ -118,10 +118,15 @@ def test_smollm2_from_what_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(language_model, "arguments", lambda argv: plain([*argv, "--jsonl", str(jsonl)]))
     given = ["--model", "smollm2", "--known", "--budgets", "512", "1024", "--policies", "recent", "zipage", "--out", str(out)]
     assert command.main(given) == 0
-    points = {p["policy"]: p for p in json.loads(out.read_text())["points"]}
+    than_full, than_zipage = smollm2.PANELS
+    every = json.loads(out.read_text())["points"]
+    points = {p["policy"]: p for p in every if p["panel"] == than_full}
     assert set(points) == {FULL, "recent", "zipage"}
     assert points["recent"]["value"] == pytest.approx(0.2) and points["zipage"]["value"] == pytest.approx(0.05)
     assert points["recent"]["high"] == pytest.approx(0.2 + 12.706 * 0.1 * math.sqrt(2) / math.sqrt(2))
+    paired = {p["policy"]: p for p in every if p["panel"] == than_zipage}
+    assert paired["zipage"]["value"] == 0 and paired["recent"]["value"] == pytest.approx(0.15)
+    assert paired["recent"]["high"] == pytest.approx(0.15 + 12.706 * 0.05)
     assert points["recent"]["n"] == 2 and "n 2" in out.with_suffix(".md").read_text()
 
 
