@@ -29,15 +29,19 @@ REASONER = "reasoner"
 def run(args, done: list[Cell]):
     """Fill `done` setting by setting, so that an interrupted run keeps what it has; each setting gets an equal share of the
     time that is left."""
-    settings = make_settings(args.policies, args.budgets, not args.no_full, block=args.block, window=args.window,
-                             recency=args.recency, redundancy=args.redundancy, pooling=args.pooling, alpha=args.alpha,
-                             tau=args.tau, passes=args.passes, prefix=args.prefix, **{"lambda": getattr(args, "lambda")})
+    settings = settings_of(args)
     end = time.monotonic() + 60 * args.limit_minutes
     for i, setting in enumerate(settings):
         cells = [Cell(setting, family, level, make_problems(family, level, args.n, args.knobs))
                  for level in args.levels for family in args.families]
         done += cells
         _fill_setting(setting, cells, args, time.monotonic() + (end - time.monotonic()) / (len(settings) - i))
+
+
+def settings_of(args) -> list[Setting]:
+    return make_settings(args.policies, args.budgets, not args.no_full, block=args.block, window=args.window, recency=args.recency,
+                         redundancy=args.redundancy, pooling=args.pooling, alpha=args.alpha, tau=args.tau, passes=args.passes,
+                         prefix=args.prefix, **{"lambda": getattr(args, "lambda")})  # fmt: skip
 
 
 def _fill_setting(setting: Setting, cells: list[Cell], args, deadline: float):

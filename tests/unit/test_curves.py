@@ -18,9 +18,7 @@ from zipage_sglang.config import PRESETS
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_models_get_the_same_policy(policy):
     """The flags of the reasoner's runs say what SmolLM2's config says."""
-    args = accuracy._arguments([*flags_of(policy), "--budgets", "512", "--block", "128"])
-    given = {name: getattr(args, name) for name in ("window", "passes", "recency", "redundancy", "pooling", "alpha", "tau", "prefix")}
-    (setting,) = make_settings(args.policies, args.budgets, False, block=args.block, **given, **{"lambda": getattr(args, "lambda")})
+    (setting,) = accuracy.settings_of(accuracy._arguments([*flags_of(policy), "--budgets", "512", "--block", "128", "--no-full"]))
     config = config_of(policy, 512)
     names = {"zipage_lambda": "lam"}
     options = {k: v for k, v in setting.options.items() if k != "enable_zipage"}
