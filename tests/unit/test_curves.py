@@ -12,17 +12,16 @@ from benchmarks.curves.policies import FULL, POLICIES, config_of, flags_of
 from benchmarks.language.settings import name_of
 from benchmarks.reasoner import tasks
 from benchmarks.settings import make_settings
-from zipage_sglang.config import PRESETS
+from zipage_sglang.config import PRESETS, ZipageConfig
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_models_get_the_same_policy(policy):
     """The flags of the reasoner's runs say what SmolLM2's config says."""
     (setting,) = accuracy.settings_of(accuracy._arguments([*flags_of(policy), "--budgets", "512", "--block", "128", "--no-full"]))
-    config = config_of(policy, 512)
-    names = {"zipage_lambda": "lam"}
-    options = {k: v for k, v in setting.options.items() if k != "enable_zipage"}
-    assert len(options) >= 3 and {k: getattr(config, names.get(k, k.removeprefix("zipage_"))) for k in options} == options
+    assert setting.options.pop("enable_zipage")
+    options = {{"zipage_lambda": "lam"}.get(name, name.removeprefix("zipage_")): value for name, value in setting.options.items()}
+    assert ZipageConfig(**options) == config_of(policy, 512)
 
 
 def test_policies_differ_and_are_what_they_are_called():
