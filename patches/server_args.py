@@ -61,7 +61,8 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         f"First tokens that are always kept when prompts are compressed too (a kept prompt holds them anyway). Default "
         f"{_DEFAULT['sinks']}."), NS("memory")] = None
     zipage_recency: A[Optional[float], _memory(
-        f"Share r of the budget that is always the latest tokens, 0 to 1. Default {_DEFAULT['recency']}."),
+        "Share r of the budget that is always the latest tokens, 0 to 1. -1: a quarter, but at least 128 tokens or half of a "
+        "small budget. Default -1."),
         NS("memory")] = None
     zipage_seed: A[Optional[int], _memory(
         f"Seed of the 'random' policy. Default {_DEFAULT['seed']}."), NS("memory")] = None

@@ -11,6 +11,7 @@ REDUNDANCIES = ("lightning", "flash", "none")
 POOLINGS = ("once", "never", "always")
 PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
+BY_BUDGET = -1.0  # of recency
 PER_REQUEST = ("all", "no-off", "none")
 
 # The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve; one window scores, and
@@ -29,7 +30,7 @@ class ZipageConfig:
 
     Tokens: budget K, block b, window w, sinks.  A request is compressed when it holds K + b candidate tokens and keeps K.
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
-    the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
+    the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens; BY_BUDGET: see `reserve`.
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests whose queries can be kept at a time, the others wait; 0: as many as are expected, with a margin (one
     each where all windows score or under `pressure`).  max_compress: compressions a step, 0: no limit.
@@ -53,7 +54,7 @@ class ZipageConfig:
     redundancy: str = "lightning"
     pooling: str = "once"
     sinks: int = 4
-    recency: float = 0.5
+    recency: float = BY_BUDGET
     seed: int = 0
     prefix: str = "keep"
     when: str = "always"
@@ -77,7 +78,12 @@ class ZipageConfig:
 
     @property
     def reserve(self) -> int:
-        """Latest tokens that are always kept, max(w, floor(r K))."""
+        """Latest tokens that are always kept, max(w, floor(r K)).
+
+        By default r is a quarter, but not of so little that neighbours are lost that belong together: 128 tokens, or half of K.
+        """
+        if self.recency == BY_BUDGET:
+            return max(self.window, min(self.budget // 2, max(128, self.budget // 4)))
         return max(self.window, math.floor(self.recency * self.budget))
 
     @functools.cached_property
@@ -128,7 +134,8 @@ class ZipageConfig:
         need(1 <= self.window <= self.block, "window",
              f"must be between 1 and --zipage-block ({self.block}), got {self.window}")
         need(0 <= self.sinks, "sinks", f"must not be negative, got {self.sinks}")
-        need(0.0 <= self.recency <= 1.0, "recency", f"must be a share between 0 and 1, got {self.recency}")
+        need(0.0 <= self.recency <= 1.0 or self.recency == BY_BUDGET, "recency",
+             f"must be a share between 0 and 1, or {BY_BUDGET:g} for the default, got {self.recency}")
         need(self.reserve + self.forced_sinks <= self.budget, "budget",
              f"{self.budget} cannot hold what is always kept: {self.reserve} latest tokens "
              f"(--zipage-window, --zipage-recency) and {self.forced_sinks} sinks (--zipage-sinks); raise it or lower those")

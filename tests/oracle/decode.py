@@ -24,7 +24,7 @@ class OracleConfig:
     redundancy: str = "lightning"
     pooling: str = "once"
     sinks: int = 4
-    recency: float = 0.5
+    recency: float = -1.0
     seed: int = 0
     prefix: str = "keep"
     passes: int = 0
@@ -47,6 +47,8 @@ class OracleConfig:
 
     @property
     def recent(self):
+        if self.recency < 0:
+            return max(self.window, min(max(self.budget // 4, 128), self.budget // 2))
         return scoring.recent_count(self.window, self.recency, self.budget)
 
 

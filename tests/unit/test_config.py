@@ -9,7 +9,7 @@ from zipage_sglang.config import PRESETS, ZipageConfig
 def test_defaults():
     config = ZipageConfig()
     assert (config.budget, config.block, config.window, config.cap) == (2048, 256, 16, 2304)
-    assert config.reserve == 1024
+    assert config.reserve == 512
     assert config.forced_sinks == 0  # the prompt is kept, and the sinks with it
 
 
@@ -32,6 +32,11 @@ def test_first_compressions_are_spread_evenly_and_leave_room_for_all_windows(cha
     steps = [config.early(n) for n in range(3 * config.spread_steps)]
     assert sorted(steps) == sorted(3 * list(range(earliest + 1)))
     assert config.cap - earliest >= config.scored and config.cap - earliest > config.budget
+
+
+@pytest.mark.parametrize("budget, reserve", [(2048, 512), (1024, 256), (512, 128), (400, 128), (256, 128), (96, 48), (10, 8)])
+def test_the_default_reserve_is_a_quarter_but_not_of_small_budgets(budget, reserve):
+    assert ZipageConfig(budget=budget, block=256, window=8).reserve == reserve
 
 
 @pytest.mark.parametrize(
