@@ -10,14 +10,11 @@ the same command goes on after an interruption.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import provenance, table
+from benchmarks import provenance, table, variants
 from benchmarks.reasoner import tasks
 from benchmarks.server import exit_on_sigterm
 from benchmarks.stats import mcnemar, wilson
@@ -45,32 +42,14 @@ def names(knobs: list[str]) -> list[tuple[str, str]]:
     return [(knob, value) for knob in VARIANTS if knob in knobs or knob == "default" for value in VARIANTS[knob]]
 
 
-def measure(knob: str, value: str, number: int, args) -> Path | None:
-    """The variant's file, None if its run failed (its log lies beside it)."""
-    path = args.folder / f"{knob}-{value or 'default'}.json"
-    if path.exists():
-        options = json.loads(path.read_text())["options"]
-        for name, wanted in (("budgets", [args.budget]), ("levels", [args.level]), ("knobs", args.regime), ("n", args.n)):
-            if options[name] != wanted:
-                raise SystemExit(f"{path} was measured with {name} {options[name]}, not {wanted}: give another --folder")
-        return path
-    command = [sys.executable, "-m", "benchmarks.accuracy", "--levels", str(args.level), "--n", str(args.n), "--budgets",
-               str(args.budget), "--block", "128", "--knobs", args.regime, "--concurrency", str(args.concurrency), "--no-full",
-               *VARIANTS[knob][value], "--out", str(path) + ".part"]  # fmt: skip
-    env = dict(os.environ)
-    if args.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = args.gpus[number % len(args.gpus)]
-    with path.with_suffix(".log").open("wb") as log:
-        code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT).returncode
-    if code == 0:
-        os.replace(str(path) + ".part", path)
-    print(f"[{knob} {value}] {'done' if code == 0 else f'failed ({code})'}", flush=True)
-    return path if code == 0 else None
+def variants_of(knobs: list[str], budget: int) -> dict[tuple[str, str], variants.Variant]:
+    return {(knob, value): variants.Variant(f"{knob}-{value or 'default'}", f"{knob} {value}", VARIANTS[knob][value], budget)
+            for knob, value in names(knobs)}
 
 
 def outcomes(path: Path) -> dict[str, list[bool]]:
     """{family: right or not, by problem}."""
-    return {cell["family"]: cell["outcomes"] for cell in json.loads(path.read_text())["cells"]}
+    return {family: cell["outcomes"] for family, cell in variants.cells(path).items()}
 
 
 def rows(found: dict[tuple[str, str], dict[str, list[bool]]]) -> list[dict]:
@@ -102,26 +81,15 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--knobs", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="only these, and the default")
     add("--budget", type=int, default=512, help="K (default %(default)s)")
-    add("--level", type=int, default=2000, help="tokens of reasoning (default %(default)s)")
-    add("--regime", default="default", help="knobs of the problems: default or short (default %(default)s)")
-    add("--n", type=int, default=64, help="problems a family (default %(default)s)")
-    add("--concurrency", type=int, default=256, help="requests at once (default %(default)s)")
-    add("--jobs", type=int, default=1, help="engines at once (default %(default)s)")
-    add("--gpus", type=lambda text: text.split(","), help="numbers, shared out among the jobs")
-    add("--folder", type=Path, default=Path(".ablation"), help="a file a variant (default %(default)s)")
+    variants.add_options(parser, ".ablation")
     add("--out", type=Path, help="JSON file of the table")
     args = parser.parse_args(argv)
     exit_on_sigterm()
-    args.folder.mkdir(parents=True, exist_ok=True)
-    origin, variants = provenance.describe(), names(args.knobs)
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        try:
-            paths = list(pool.map(lambda item: measure(*item[1], item[0], args), enumerate(variants)))
-        except KeyboardInterrupt:  # the runs get it, too, and end
-            pool.shutdown(cancel_futures=True)
-            print("\ninterrupted; the same command goes on with what is missing")
-            return 130
-    found = {name: outcomes(path) for name, path in zip(variants, paths, strict=True) if path}
+    origin, chosen = provenance.describe(), variants_of(args.knobs, args.budget)
+    paths = variants.measure_all(list(chosen.values()), args)
+    if paths is None:
+        return 130
+    found = {name: outcomes(path) for name, path in zip(chosen, paths, strict=True) if path}
     if ("default", "") not in found:
         print("the default did not run; nothing to compare with")
         return 1

@@ -29,15 +29,19 @@ REASONER = "reasoner"
 def run(args, done: list[Cell]):
     """Fill `done` setting by setting, so that an interrupted run keeps what it has; each setting gets an equal share of the
     time that is left."""
-    settings = make_settings(args.policies, args.budgets, not args.no_full, block=args.block, window=args.window,
-                             recency=args.recency, redundancy=args.redundancy, pooling=args.pooling, alpha=args.alpha,
-                             tau=args.tau, passes=args.passes, **{"lambda": getattr(args, "lambda")})
+    settings = settings_of(args)
     end = time.monotonic() + 60 * args.limit_minutes
     for i, setting in enumerate(settings):
         cells = [Cell(setting, family, level, make_problems(family, level, args.n, args.knobs))
                  for level in args.levels for family in args.families]
         done += cells
         _fill_setting(setting, cells, args, time.monotonic() + (end - time.monotonic()) / (len(settings) - i))
+
+
+def settings_of(args) -> list[Setting]:
+    return make_settings(args.policies, args.budgets, not args.no_full, block=args.block, window=args.window, recency=args.recency,
+                         redundancy=args.redundancy, pooling=args.pooling, alpha=args.alpha, tau=args.tau, passes=args.passes,
+                         prefix=args.prefix, **{"lambda": getattr(args, "lambda")})  # fmt: skip
 
 
 def _fill_setting(setting: Setting, cells: list[Cell], args, deadline: float):
@@ -113,10 +117,10 @@ def _arguments(argv=None):
     add("--levels", type=numbers, default=[1000], help="tokens of reasoning, comma-separated (default 1000)")
     add("--knobs", choices=REGIMES, default="default", help="'short': small working set (default %(default)s)")
     add("--n", type=int, default=16, help="problems per cell (default %(default)s)")
-    add("--policies", type=words, default=["zipage", "recent", "random"], help="default zipage,recent,random")
+    add("--policies", type=words, default=["zipage", "recent", "random"], help="default zipage,recent,random; full: only full KV")
     add("--budgets", type=numbers, default=[256], help="--zipage-budget values (default 256)")
     add("--block", type=int, default=64, help="--zipage-block (default %(default)s)")
-    knobs = dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float)
+    knobs = dict(window=int, passes=int, recency=float, redundancy=str, pooling=str, alpha=float, tau=float, prefix=str)
     for name, kind in {**knobs, "lambda": float}.items():
         add(f"--{name}", type=kind, help=f"--zipage-{name} (default: the plugin's)")
     add("--no-full", action="store_true", help="leave full KV out")

@@ -24,8 +24,11 @@ from zipage_sglang.config import ZipageConfig
 RESULTS = Path(__file__).parent / "results"
 
 
-def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts: list):
-    """Appends to `records` (and the JSONL file) what is missing, document by document."""
+def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts: list, short: str = "raise"):
+    """Appends to `records` (and the JSONL file) what is missing, document by document.
+
+    short: `skip` leaves settings out in documents that end before their first compression, which are an error otherwise.
+    """
     progress = Progress("language")
     progress.show("loading SmolLM2")
     smollm2, tokenizer = model.load(args.device)
@@ -33,8 +36,10 @@ def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts:
     digests = {d.name: d.digest for d in todo}
     records[:] = [r for r in records if digests.get(r["document"]) == r["digest"]]
     have = {(r["document"], r["setting"]) for r in records}
-    missing = [(d, [n for n in configs if (d.name, n) not in have]) for d in todo]
+    fits = lambda d, name: short != "skip" or score.first_cut(configs[name], d) + 2 <= len(d.ids)
+    missing = [(d, [n for n in configs if (d.name, n) not in have and fits(d, n)]) for d in todo]
     total, done, started = sum(len(names) for _, names in missing), 0, time.monotonic()
+    commit = provenance.commit()
     for document, names in missing:
         if not names and not args.keys:
             continue
@@ -47,7 +52,7 @@ def run(args, configs: dict[str, ZipageConfig], records: list[dict], key_counts:
             key_counts.append(keys.measure(full.stream, args.keys))
         for name in names:
             record = dict(document=document.name, digest=document.digest, kind=document.kind, setting=name,
-                          budget=configs[name].budget, **score.compressed_pass(smollm2, document, configs[name], full))
+                          budget=configs[name].budget, commit=commit, **score.compressed_pass(smollm2, document, configs[name], full))
             records.append(record)
             with args.jsonl.open("a") as file:
                 file.write(json.dumps(dict(condition=condition(args), **record)) + "\n")
@@ -72,7 +77,7 @@ def known(args, configs: dict[str, ZipageConfig]) -> list[dict]:
 
 
 def main():
-    args = _arguments()
+    args = arguments()
     torch.set_num_threads(args.threads)
     configs = settings.make_configs(args)
     origin = provenance.describe()  # first: the commit that the run started from
@@ -105,7 +110,7 @@ def _report(args, origin: dict, configs, records: list[dict], key_counts: list, 
     print(f"\nwritten: {args.out} and .md")
 
 
-def _arguments(argv=None):
+def arguments(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.language_model", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     settings.add_options(parser)

@@ -20,7 +20,7 @@ def describe() -> dict:
         time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         python=platform.python_version(),
         packages={name: _version(name) for name in PACKAGES},
-        git_commit=_commit(),
+        git_commit=commit(),
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",
     )
 
@@ -37,7 +37,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """None outside a checkout."""
     try:
         run = subprocess.run(["git", "describe", "--always", "--abbrev=40", "--dirty"], capture_output=True, text=True,
                              check=True)

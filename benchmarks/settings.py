@@ -16,7 +16,7 @@ class Setting:
 
 
 def make_settings(policies: list[str], budgets: list[int], full: bool = True, **common) -> list[Setting]:
-    """Full KV first (unless full=False), then every policy at every budget.
+    """Full KV first (unless full=False), then every policy at every budget; a policy "full" adds nothing.
 
     common: further zipage options without the prefix, e.g. block=64; None means the plugin's default.
     """
@@ -24,6 +24,8 @@ def make_settings(policies: list[str], budgets: list[int], full: bool = True, **
     given = {f"zipage_{name}": value for name, value in common.items() if value is not None}
     for budget in budgets:
         for policy in policies:
+            if policy == "full":
+                continue
             options = dict(enable_zipage=True, zipage_policy=policy, zipage_budget=budget, **given)
             settings.append(Setting(f"{policy} {budget}", policy, budget, options))
     return settings

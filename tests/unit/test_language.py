@@ -15,7 +15,7 @@ from benchmarks.language.keys import block_similarities, counts
 from benchmarks.language.score import compressed_pass, first_cut, full_pass
 from benchmarks.language.stream import Stream
 from benchmarks.language.settings import make_configs
-from benchmarks.language_model import _arguments
+from benchmarks.language_model import arguments
 from benchmarks.passkey import render as passkey_table
 from zipage_sglang.config import ZipageConfig
 
@@ -196,7 +196,7 @@ def test_clean_joins_wrapped_lines_and_parts_paragraphs():
 
 
 def test_settings_by_name():
-    args = _arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25,zipage@0/1", "--recency", "0,0.5", "--lam", "0.2,0.5"])
+    args = arguments(["--budgets", "256", "--policies", "full,recent,random,zipage@0.25,zipage@0/1", "--recency", "0,0.5", "--lam", "0.2,0.5"])
     configs = make_configs(args)
     assert list(configs) == ["256 recent", "256 random r 0", "256 random r 0.5",
                              "256 zipage r 0.25 lightning alpha 0.8 lam 0.2 windows 8",

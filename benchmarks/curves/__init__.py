@@ -1,0 +1,1 @@
+"""Accuracy against memory: `python -m benchmarks.curves`."""

@@ -1,0 +1,53 @@
+"""The policies that are compared, as options of ZipageConfig, the same for both models."""
+
+from __future__ import annotations
+
+from zipage_sglang.config import PRESETS, ZipageConfig
+
+BLOCK = 128
+WINDOW = 16
+FULL = "full KV"
+# r = 0.5 and prompt kept where not said otherwise; r0: only the last window is always kept.  The most wanted ones come first,
+# and are measured first.
+POLICIES: dict[str, dict] = {
+    "zipage": {},
+    "recent": dict(policy="recent"),
+    "sinks+recent": dict(policy="recent", prefix="compress"),
+    "random": dict(policy="random"),
+    "attention": dict(policy="attention"),
+    "global": dict(redundancy="none", lam=1.0),
+    "flash": dict(redundancy="flash"),
+    "zipage-prefix-compress": dict(prefix="compress"),
+    "paper": {name: PRESETS["paper"][name] for name in ("recency", "passes")},
+    "random-r0": dict(policy="random", recency=0.0),
+    "attention-r0": dict(policy="attention", recency=0.0),
+}
+MEANING = {
+    FULL: "no compression",
+    "zipage": "the default: attention remembered over compressions, less redundancy (lightning); all windows score",
+    "recent": "the latest tokens",
+    "sinks+recent": "the first four tokens and the latest; the prompt is evicted, too",
+    "random": "random tokens beside the reserve",
+    "attention": "the last window's attention beside the reserve",
+    "global": "zipage without redundancy",
+    "flash": "zipage, redundancy over all pairs of keys",
+    "zipage-prefix-compress": "zipage; the prompt is evicted, too",
+    "paper": "zipage with no reserve, and one window that scores",
+    "random-r0": "random tokens, no reserve",
+    "attention-r0": "the last window's attention, no reserve",
+}
+
+
+def config_of(policy: str, budget: int) -> ZipageConfig:
+    return ZipageConfig(budget=budget, block=BLOCK, window=WINDOW, **POLICIES[policy])
+
+
+def flags_of(policy: str) -> list[str]:
+    """The same as flags, without `--zipage-` and the prefix."""
+    if policy == FULL:
+        return ["--policies", "full"]
+    options = {"policy": "zipage", **POLICIES[policy]}
+    flags = ["--policies", options.pop("policy")]
+    for name, value in options.items():
+        flags += ["--" + {"lam": "lambda"}.get(name, name), str(value)]
+    return flags
