@@ -14,14 +14,14 @@ def late(machine) -> type[AsynchronousMachine]:
     class Late(machine):
         def __init__(self):
             super().__init__()
-            self.marks, rows = {}, self.manager.query_rows
+            self.marks, rows = {}, self.manager.slots.rows
 
             def of_the_next_step(reqs):
                 for req in reqs:
                     assert self.marks.get(id(req), (req, 0))[1] <= self.engine.passed, "decoded before its compression is over"
                 return rows(reqs)
 
-            self.manager.query_rows = of_the_next_step
+            self.manager.slots.rows = of_the_next_step
 
         def check_and_enqueue(self, jobs, snapshot, scoring):
             mark = self.engine.enqueued + 1  # the one that will be behind this
