@@ -134,12 +134,13 @@ def _slices(args):
         while left > 1:
             setting = SETTINGS[args.settings[number % len(args.settings)]]
             questions = known.setdefault(setting.method, questions_of(load))
+            seconds = min(left, args.slice_minutes * 60)
             try:
-                run = soak(setting, load, min(left, args.slice_minutes * 60), args.seed + number, questions, Path(folder))
+                run = soak(setting, load, seconds, args.seed + number, questions, Path(folder))
             except Interrupted as error:
                 error.run = dict(setting=setting.name, **error.run)
                 raise
-            left -= run["seconds"] or 60  # a server that always fails must end, too
+            left -= min(run["seconds"], seconds) or 60  # a server that always fails must end, too
             number += 1
             yield dict(setting=setting.name, **run)
 
@@ -148,7 +149,7 @@ def _arguments(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add, every = parser.add_argument, range(len(SETTINGS))
-    add("--minutes", type=_positive, default=60.0, help="under load, servers' starts not counted (default %(default)s)")
+    add("--minutes", type=_positive, default=60.0, help="under load, servers' starts and last answers not counted (default %(default)s)")
     add("--slice-minutes", type=_positive, default=6.0, help="of one server (default %(default)s)")
     add("--device", choices=LOADS, default="cpu")
     add("--settings", type=int, nargs="+", metavar="N", choices=every, default=list(every),

@@ -48,7 +48,7 @@ def test_the_lowest_priority_ends_in_time(tmp_path):
             low = [pool.submit(ask, client, server.url, f"low-{i}", 0, LOW) for i in range(PLACES + 1)]
             wait_until(server.url, lambda info: info["compressions"] >= 4)
             for n in range(2):
-                high = [pool.submit(ask, client, server.url, f"high-{n}-{i}", 10, HIGH) for i in range(PLACES)]
+                high = [pool.submit(ask, client, server.url, f"high-{n}-{i}", 100, HIGH) for i in range(PLACES)]
                 last = zipage(server.url)["steps"]
                 early = [future.result() for future in high]
             assert sum(future.done() for future in low) < len(low), "there must be somebody who waits"
