@@ -54,12 +54,13 @@ def longest_waits(machine, arrivals, steps):
 @given(slots=st.integers(1, 3), came=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([40, 60, 10**6])), min_size=3, max_size=8))
 @example(slots=1, came=[(0, 10**6), (4, 10**6), (6, 10**6)])  # two that hand the one slot to each other, were the third not ahead
 def test_a_slot_is_had_in_turn(kind, slots, came):
-    """Whoever is ahead has a slot for a block at most, and `slots` of them have one at a time."""
+    """Whoever is ahead has a slot for a block at most, or until the others with one have been compressed; `slots` have one at a time."""
     arrivals = {}
     for step, tokens in came:
         arrivals.setdefault(step, []).append(tokens)
+    turn = BLOCK + HANDS + (slots if kind.config.max_compress else 0)
     for steps, ahead in longest_waits(machine_of(kind, slots), arrivals, 200):
-        assert steps <= (ahead // slots + 1) * (BLOCK + HANDS)
+        assert steps <= (ahead // slots + 1) * turn
 
 
 class Queue:
