@@ -30,7 +30,7 @@ def _waiting_growth(engine, req, page: int) -> int:
     start = engine.start(req)
     to_trigger = max(0, plan.trigger_len(start, cfg.cap, cfg.window, prefill) - prefill)
     grow = min(_remaining(req), to_trigger)
-    if grow < to_trigger:  # it ends before a compression could copy anything out
+    if grow <= to_trigger - cfg.spread_steps:  # it ends before a compression could copy anything out
         return grow
     protected = plan.floor_page(prefill, page) if engine.has_tree else 0
     return grow + plan.copy_out_slots(start, cfg.budget, protected, page)

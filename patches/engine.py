@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zlib
 
+import numpy as np
 import torch
 
 from sglang.srt.mem_cache.common import evict_from_tree_cache
@@ -39,6 +41,7 @@ class SGLangEngine:
         self.device = torch.device(scheduler.device)
         self.tp_size = ranks.tensor_parallel(scheduler).tp_size
         self.retracted: list = []
+        self._turns = 0  # requests whose answers are a matter of chance, so far
         self.has_tree = tree.shares_prefixes(self.tree)
 
     # --- one request -------------------------------------------------------------------------------------------------
@@ -64,16 +67,26 @@ class SGLangEngine:
 
     def new_state(self, req) -> RequestState:
         """State of a request that is seen in the running batch for the first time since its (re)prefill."""
+        config = self.config_of(req)
         state = RequestState(
             start=self.start(req),
             prefill_len=kv.length(req) - req.decode_batch_idx,
-            config=self.config_of(req),
+            config=config,
+            early=config.early(self._number(req)) if config else 0,
             skip_insert=req.skip_radix_cache_insert,
         )
         req.zipage = state
         if (since := req.__dict__.pop("zipage_held_since", None)) is not None:
             active.manager().stats.held_back_seconds += time.monotonic() - since
         return state
+
+    def _number(self, req) -> int:
+        """What spreads first compressions: a request's turn, or its prompt where the same request must get the same answer."""
+        params = req.sampling_params
+        if params.top_k != 1 and params.sampling_seed is None:
+            self._turns += 1
+            return self._turns
+        return zlib.crc32(np.asarray(req.origin_input_ids, dtype=np.int32).tobytes()) + (params.sampling_seed or 0)
 
     def start(self, req) -> int:
         """First candidate row c0."""

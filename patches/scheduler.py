@@ -137,7 +137,7 @@ def get_internal_state(result, scheduler, recv_req):
             "beyond_bound": len(manager.over),
             "concurrency_bound": manager.engine.concurrency_bound(),
             "query_slots": manager.runtime.slots,
-            "query_slots_used": manager.query_slots_used,
+            "query_slots_used": manager.slots.used,
             "buffer_bytes": manager.runtime.nbytes,
             "workspace_bytes": active.workspace_bytes,
             "running": len(scheduler.running_batch.reqs),

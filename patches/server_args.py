@@ -61,7 +61,8 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         f"First tokens that are always kept when prompts are compressed too (a kept prompt holds them anyway). Default "
         f"{_DEFAULT['sinks']}."), NS("memory")] = None
     zipage_recency: A[Optional[float], _memory(
-        f"Share r of the budget that is always the latest tokens, 0 to 1. Default {_DEFAULT['recency']}."),
+        "Share r of the budget that is always the latest tokens, 0 to 1. -1: a quarter, but at least 128 tokens or half of a "
+        "small budget. Default -1."),
         NS("memory")] = None
     zipage_seed: A[Optional[int], _memory(
         f"Seed of the 'random' policy. Default {_DEFAULT['seed']}."), NS("memory")] = None
@@ -84,6 +85,10 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         "the time of its attention scores, and a request has a query slot for as many tokens; 1: as in the paper. 0: all of a "
         "block, or 1 where that cannot be had (other policies, --zipage-when pressure, --zipage-async-steps). Default 0."),
         NS("memory")] = None
+    zipage_spread: A[Optional[int], _memory(
+        "Steps over which the first compressions of requests that start together are spread: each comes up to so many tokens, "
+        "less one, before K + b, so that they do not all score and compress in the same steps from there on. 1: all at K + b, as "
+        "in the paper. 0: a quarter of --zipage-block. Default 0."), NS("memory")] = None
     zipage_async_steps: A[Optional[int], _memory(
         "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
         "free after them, and one window scores (see --zipage-passes). 0: between two steps, in their stream. Default 0."),

@@ -55,7 +55,7 @@ SERIES = (
            "Requests that wait so, or that are being compressed beside the decode steps (--zipage-async-steps)."),
     Series("zipage:reqs_beyond_bound", "gauge", lambda m: len(m.over),
            "Requests that grow beyond K + b because there is room (--zipage-when)."),
-    Series("zipage:query_slots_used", "gauge", lambda m: m.query_slots_used, "Query slots in use."),
+    Series("zipage:query_slots_used", "gauge", lambda m: m.slots.used, "Query slots in use."),
     Series("zipage:query_slots", "gauge", lambda m: m.runtime.slots, "Query slots in all."),
     Series("zipage:concurrency_bound", "gauge", lambda m: m.engine.concurrency_bound(),
            "Requests that fit the KV pool at any length, prompts not counted."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 POLICIES = ("zipage", "attention", "recent", "random")
@@ -10,13 +11,15 @@ REDUNDANCIES = ("lightning", "flash", "none")
 POOLINGS = ("once", "never", "always")
 PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
+BY_BUDGET = -1.0  # of recency
 PER_REQUEST = ("all", "no-off", "none")
 
-# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve, and one window scores.
+# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve; one window scores, and
+# every first compression comes at K + b.
 PRESETS = {
     "paper": dict(
         budget=2048, block=256, window=16, policy="zipage", alpha=0.8, lam=0.2, tau=0.4,
-        redundancy="lightning", pooling="once", recency=0.0, passes=1,
+        redundancy="lightning", pooling="once", recency=0.0, passes=1, spread=1,
     )
 }
 
@@ -27,12 +30,14 @@ class ZipageConfig:
 
     Tokens: budget K, block b, window w, sinks.  A request is compressed when it holds K + b candidate tokens and keeps K.
     alpha in [0, 1]: decay of the global score.  lam in [0, 1]: weight of the score against redundancy.  tau > 0: scale of
-    the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens.
+    the redundancy softmax.  recency in [0, 1]: share r of K that is always the latest tokens; BY_BUDGET: see `reserve`.
     when: `always` at K + b, or from there on only under memory `pressure`.
     query_slots: M, requests whose queries can be kept at a time, the others wait; 0: as many as are expected, with a margin (one
     each where all windows score or under `pressure`).  max_compress: compressions a step, 0: no limit.
     passes: windows of w tokens before a compression that score, the last w included; 1: as in the paper; 0: all of a block (see
     `windows`).
+    spread: steps over which the first compressions of requests that start together are spread, by coming that much early at most;
+    1: all come at K + b; 0: a quarter of a block.
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
@@ -49,18 +54,19 @@ class ZipageConfig:
     redundancy: str = "lightning"
     pooling: str = "once"
     sinks: int = 4
-    recency: float = 0.5
+    recency: float = BY_BUDGET
     seed: int = 0
     prefix: str = "keep"
     when: str = "always"
     query_slots: int = 0
     max_compress: int = 0
     passes: int = 0
+    spread: int = 0
     async_steps: int = 0
     max_budget: int = 0
     per_request: str = "all"
 
-    @property
+    @functools.cached_property  # asked for every request that is looked at
     def cap(self) -> int:
         """Candidate tokens at which a request is compressed, K + b."""
         return self.budget + self.block
@@ -72,10 +78,15 @@ class ZipageConfig:
 
     @property
     def reserve(self) -> int:
-        """Latest tokens that are always kept, max(w, floor(r K))."""
+        """Latest tokens that are always kept, max(w, floor(r K)).
+
+        By default r is a quarter, but not of so little that neighbours are lost that belong together: 128 tokens, or half of K.
+        """
+        if self.recency == BY_BUDGET:
+            return max(self.window, min(self.budget // 2, max(128, self.budget // 4)))
         return max(self.window, math.floor(self.recency * self.budget))
 
-    @property
+    @functools.cached_property
     def windows(self) -> int:
         """Windows that score before a compression.  By default all of a block, where they can be had: with a policy that has
         scores, and rows that are compressed when they are due."""
@@ -85,10 +96,23 @@ class ZipageConfig:
     def _may_pass(self) -> bool:
         return self.policy == "zipage" and self.when == "always" and self.async_steps == 0
 
-    @property
+    @functools.cached_property
     def scored(self) -> int:
         """Tokens before a compression whose queries score, in `windows` windows; a request has a query slot for so long."""
         return self.windows * self.window
+
+    def early(self, number: int) -> int:
+        """Tokens by which a first compression comes before K + b; evenly from 0 up to `spread` for successive numbers.
+
+        Requests that start together would otherwise score and compress in the same steps for ever, and those take longer.  Under
+        `pressure` there is nothing to spread.  No more than what leaves room for all windows before it.
+        """
+        return number % self.spread_steps
+
+    @functools.cached_property
+    def spread_steps(self) -> int:
+        """What `spread` comes to."""
+        return max(1, min(self.spread or self.block // 4, self.budget, self.block)) if self.when == "always" else 1
 
     @property
     def forced_sinks(self) -> int:
@@ -110,7 +134,8 @@ class ZipageConfig:
         need(1 <= self.window <= self.block, "window",
              f"must be between 1 and --zipage-block ({self.block}), got {self.window}")
         need(0 <= self.sinks, "sinks", f"must not be negative, got {self.sinks}")
-        need(0.0 <= self.recency <= 1.0, "recency", f"must be a share between 0 and 1, got {self.recency}")
+        need(0.0 <= self.recency <= 1.0 or self.recency == BY_BUDGET, "recency",
+             f"must be a share between 0 and 1, or {BY_BUDGET:g} for the default, got {self.recency}")
         need(self.reserve + self.forced_sinks <= self.budget, "budget",
              f"{self.budget} cannot hold what is always kept: {self.reserve} latest tokens "
              f"(--zipage-window, --zipage-recency) and {self.forced_sinks} sinks (--zipage-sinks); raise it or lower those")
@@ -137,6 +162,7 @@ class ZipageConfig:
         need(self.passes <= 1 or self._may_pass, "passes",
              f"{self.passes} passes need the scores of --zipage-policy zipage and windows that end where compressions do "
              "(--zipage-when always, --zipage-async-steps 0)")
+        need(0 <= self.spread <= self.block, "spread", f"must be between 0 and --zipage-block ({self.block}), got {self.spread}")
         need(0 <= self.async_steps, "async-steps", f"must not be negative, got {self.async_steps}")
         need(self.async_steps == 0 or self.when == "always", "async-steps",
              "cannot be used with --zipage-when pressure, where pages must come free at once; drop one of the two")

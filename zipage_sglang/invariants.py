@@ -102,13 +102,14 @@ class InvariantChecker:
         """Every tensor-parallel rank has the same requests with the same lengths and the same slots."""
         if self.engine.tp_size == 1:
             return
-        words = [self.decisions, self.manager.free_slots, [(item.req.rid, item.state.slot) for item in self.manager.parked],
+        words = [self.decisions, self.manager.slots.free, [(item.req.rid, item.state.slot) for item in self.manager.parked],
                  [flight.lands for flight in self.manager.flights.aloft]]
         for req in batch.reqs:
             state, index = self.engine.state(req), self.engine.row(req)
             held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0
             row = self.engine.row_pool.req_to_token[index, :held].tolist() if held else []
-            words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot, state.seen, state.windows)))
+            words.append((req.rid, index, row, state and (state.count, state.evicted, state.slot, state.seen, state.windows,
+                                                          state.early)))
         digest = hashlib.blake2b(repr(words).encode(), digest_size=7).digest()
         self.decisions = int.from_bytes(digest, "big")
         both = torch.tensor([self.decisions, -self.decisions])
@@ -139,10 +140,10 @@ class InvariantChecker:
         assert compressed <= self.manager.compressed, "a compressed row is not counted: its positions would be taken for exact"
         slots = [s.slot for _, _, r in holders if (s := self.engine.state(r)) is not None and s.slot >= 0]
         assert len(set(slots)) == len(slots), "a query slot has two owners"
-        assert not set(slots) & set(self.manager.free_slots), "a query slot is both used and free"
+        assert not set(slots) & set(self.manager.slots.free), "a query slot is both used and free"
         held = self.manager.flights.query_slots
-        assert not set(held) & {*slots, *self.manager.free_slots}, "a query slot that a compression reads is given out"
-        assert len(slots) + len(held) + len(self.manager.free_slots) == self.manager.runtime.slots, "a query slot leaked"
+        assert not set(held) & {*slots, *self.manager.slots.free}, "a query slot that a compression reads is given out"
+        assert len(slots) + len(held) + len(self.manager.slots.free) == self.manager.runtime.slots, "a query slot leaked"
 
     def _note_freed(self, name: str):
         free = getattr(self.engine.allocator, name)

@@ -16,6 +16,7 @@ from zipage_sglang.config import ZipageConfig
 from zipage_sglang.engine import Compression, Engine
 from zipage_sglang.flight import Flights
 from zipage_sglang.plan import NEVER, plan_row
+from zipage_sglang.queries import QuerySlots
 from zipage_sglang.runtime import Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 from zipage_sglang.stats import Stats
@@ -50,13 +51,11 @@ class Manager:
         self.runtime = runtime
         self.engine = engine
         self.stats = Stats()
-        # Lowest slot first, so that ranks with equal histories hand out equal slots.
-        self.free_slots = list(range(runtime.slots - 1, -1, -1))
+        self.slots = QuerySlots(runtime, engine)
         self.watch = Watch()
-        self.running, self.decoding = Composition(), Composition()
+        self.running = Composition()
         self.compressed = 0  # requests with a compressed row
         self.over: list[tuple[Any, RequestState]] = []  # rows that are compressed when somebody needs their pages
-        self.holders: list[tuple[Any, RequestState]] = []  # requests that have, or until lately had, a query slot
         self.parked: list[Parked] = []  # first come, first served
         self.flights = Flights(engine)
 
@@ -121,7 +120,7 @@ class Manager:
     def land(self, before: int | None = None):
         """Give back what compressions that are over before this step hold; by default wait for all of them, on the device."""
         if self.flights.aloft:
-            self.free_slots += self.flights.land(before)
+            self.slots.free += self.flights.land(before)
 
     def _leave(self, batch, stuck: list[int], late: list, flying: list):
         """stuck: no pages to be had although they were reserved: recompute later, lose nothing.  late, flying: park."""
@@ -145,9 +144,7 @@ class Manager:
             return
         self.flights.wait(state.flight)  # its pages are somebody else's from now on
         state.flight = None
-        if state.slot != NO_SLOT:
-            self.free_slots.append(state.slot)
-            state.slot = NO_SLOT
+        self.slots.give_back(state)
         if state.counted:
             self.compressed -= 1
             state.counted = False
@@ -155,26 +152,8 @@ class Manager:
     def route_queries(self, reqs: list):
         """Tell the runtime where the queries of the decode step that has just been planned belong.  On the forward stream."""
         started = time.perf_counter()
-        self.runtime.set_query_rows(self.query_rows(reqs))
+        self.runtime.set_query_rows(*self.slots.rows(reqs))
         self.stats.host_seconds += time.perf_counter() - started
-
-    def query_rows(self, reqs: list) -> dict[int, int]:
-        """{batch row: query cache row} for the decode step that has just been planned."""
-        self.holders = [(req, state) for req, state in self.holders if state.slot != NO_SLOT]
-        if not self.holders:
-            return {}
-        self.decoding.changed(reqs)
-        rows = {}
-        for req, state in self.holders:
-            index = self.decoding.index(req)
-            if index is not None:
-                position = self.engine.kv_len(req) + state.evicted - 1
-                rows[index] = self.runtime.query_row(state.slot, position)
-        return rows
-
-    @property
-    def query_slots_used(self) -> int:
-        return self.runtime.slots - len(self.free_slots)
 
     def _look(self, batch):
         """(due, near, scored): requests to compress now, those whose next token's query must be kept, and of these the ones whose
@@ -206,9 +185,7 @@ class Manager:
             elif kv_len >= trigger:
                 due.append((index, req, state))
             elif (left := trigger - kv_len) <= state.scored and engine.remaining(req) < left:
-                if state.slot != NO_SLOT:  # it ends before
-                    self.free_slots.append(state.slot)
-                    state.slot = NO_SLOT
+                self.slots.give_back(state)  # it ends before
                 state.look_at = NEVER
             elif left <= state.scored:
                 near.append((index, req, state))
@@ -237,7 +214,7 @@ class Manager:
         if not rows:
             return []
         waiting = [state for _, _, state in near] + [item.state for item in self.parked]
-        slots = sum(state.slot == NO_SLOT for state in waiting) - len(self.free_slots)
+        slots = sum(state.slot == NO_SLOT for state in waiting) - len(self.slots.free)
         look = self.watch.now % pressure.ADMISSION_STEPS == 0
         shortage = engine.shortage(batch, look)._replace(query_slots=slots)
         if not shortage:
@@ -251,24 +228,19 @@ class Manager:
         """
         waiting = [item for item in self.parked if item.state.slot == NO_SLOT and item.state.flight is None
                    and self.engine.holds_kv(item.req) and self.engine.state(item.req) is item.state
-                   and not self.engine.ending(item.req)][len(self.free_slots):]
+                   and not self.engine.ending(item.req)][len(self.slots.free):]
         # Beside the decode steps the queries are still being read, and the request is parked anyway.
         holders = [item for item in compressed
                    if item[2].slot != NO_SLOT and item[2].flight is None and not self.engine.ending(item[1])]
         for (_, _, state), item in zip(holders, waiting):
-            self.free_slots.append(state.slot)
-            state.slot = NO_SLOT
+            self.slots.give_back(state)
             self._give_slot(item.req, item.state)
         return holders[: len(waiting)]
 
     def _give_slot(self, req, state: RequestState) -> bool:
-        if state.slot == NO_SLOT:
-            if not self.free_slots:
-                return False
-            state.slot = self.free_slots.pop()
-            self.holders.append((req, state))
-            self.stats.peak_query_slots = max(self.stats.peak_query_slots, self.query_slots_used)
-        return True
+        given = self.slots.give(req, state)
+        self.stats.peak_query_slots = max(self.stats.peak_query_slots, self.slots.used)
+        return given
 
     def _compress(self, batch, due) -> list[int]:
         """Compress `due` requests; returns batch indices of those that no private slots could be found for."""
@@ -294,14 +266,14 @@ class Manager:
                     raise  # the other ranks do not know, and would go on with other rows
                 return stuck + self._give_up(work)
             remains = engine.publish(batch, work)
-            query_slots = [slot for item in work if (slot := self._after(item)) != NO_SLOT]
+            query_slots = [slot for item in work for slot in self._after(item)]
             if self.config.async_steps:
                 flight = self.flights.launch(self.watch.now + self.config.async_steps, remains, query_slots)
                 for item in work:
                     item.state.flight = flight
             else:
                 engine.free(remains)
-                self.free_slots += query_slots
+                self.slots.free += query_slots
         return stuck
 
     def _score(self, scored):
@@ -348,12 +320,12 @@ class Manager:
             count=state.count,
             seen=state.seen,
             windows=state.windows,
-            query_rows=[self.runtime.query_row(state.slot, p) for p in range(true_len - self.config.window, true_len)],
+            query_rows=self.runtime.window_rows(state.slot, true_len),
             config=config,
         )
 
-    def _after(self, item: Compression) -> int:
-        """Returns the query slot that is not needed any more, or NO_SLOT."""
+    def _after(self, item: Compression) -> list[int]:
+        """Returns the query slot that is not needed any more, or none."""
         state, plan, cfg = item.state, item.plan, self.config
         state.count += 1
         state.stored = plan.kept - state.start
@@ -365,9 +337,9 @@ class Manager:
         if not state.counted:
             self.compressed += 1
             state.counted = True
-        trigger, slot = state.trigger, NO_SLOT
+        trigger, slot = state.trigger, []
         if plan.kept < trigger - state.scored:
-            slot, state.slot = state.slot, NO_SLOT
+            slot = self.slots.take(state)
             self.watch.book(item.req, state, trigger - state.scored - plan.kept)
         else:  # the very next token belongs to the next window
             self.watch.book(item.req, state, cfg.window)

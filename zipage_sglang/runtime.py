@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import math
 
+import numpy as np
 import torch
 
 from zipage_kernels import ops
@@ -131,23 +132,29 @@ class Runtime:
         own = (b.query_cache, b.positions, b.importance, b.seen, self.query_rows)
         return sum(t.numel() * t.element_size() for t in own if t is not None)
 
-    def query_row(self, slot: int, position: int) -> int:
-        """Row of the query cache for the token at true `position`: a ring of w rows per slot, row 0 being nowhere."""
+    def query_row(self, slot, position):
+        """Row of the query cache for the token at true `position`: a ring of w rows per slot, row 0 being nowhere.  Integers, or
+        arrays of them."""
         return 1 + slot * self.window + position % self.window
 
-    def set_query_rows(self, rows: dict[int, int]):
-        """Route the next decode step's queries: {batch row: query cache row}.  Must run on the forward stream."""
-        if not rows and not self.active:
+    def window_rows(self, slot: int, true_len: int) -> list[int]:
+        """Rows of the query cache for the last w of `true_len` tokens, oldest first."""
+        first, turn = self.query_row(slot, 0), true_len % self.window
+        return [*range(first + turn, first + self.window), *range(first, first + turn)]
+
+    def set_query_rows(self, index: np.ndarray, rows: np.ndarray):
+        """Route the next decode step's queries: of each of these batch rows to that row of the query cache; int64 [n].  Must run
+        on the forward stream."""
+        if not len(index) and not self.active:
             return
-        self.active = bool(rows)
-        if not rows:
+        self.active = bool(len(index))
+        if not self.active:
             self.query_rows.zero_()
             return
         self._turn = (self._turn + 1) % len(self._staging)
-        numbers = self._staging[self._turn].numpy()  # writes to a tensor one by one take ten times as long
+        numbers = self._staging[self._turn].numpy()
         numbers.fill(0)
-        for index, row in rows.items():
-            numbers[index] = row
+        numbers[index] = rows
         self.query_rows.copy_(self._staging[self._turn], non_blocking=True)
 
     def store_query(self, local_layer: int, q: torch.Tensor):

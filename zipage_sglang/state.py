@@ -16,7 +16,8 @@ class RequestState:
     """Lives on SGLang's request object from its first decode step to its end or retraction.
 
     start: first candidate row (c0).  prefill_len: rows after the last (re)prefill.  config: the request's own, None where it is
-    not to be compressed.  count: compressions since the prefill.
+    not to be compressed.  early: tokens by which its first compression comes before K + b.
+    count: compressions since the prefill.
     stored: first candidates whose score is in the table.  seen: those that windows since the last compression have scored.
     windows: how many of them did.  evicted: true length - kv_len.  slot: query slot or NO_SLOT.
     look_at: manager step at which the next look is booked, 0 before the first.
@@ -31,6 +32,7 @@ class RequestState:
     start: int
     prefill_len: int
     config: ZipageConfig | None
+    early: int = 0
     count: int = 0
     stored: int = 0
     seen: int = 0
@@ -66,4 +68,6 @@ class RequestState:
         if self.config is None:
             return plan.NEVER
         cap = self.config.cap
-        return self.start + cap if self.compressed else plan.trigger_len(self.start, cap, self.config.window, self.prefill_len)
+        if self.compressed:
+            return self.start + cap
+        return plan.trigger_len(self.start, cap - self.early, self.config.window, self.prefill_len)

@@ -7,31 +7,34 @@ from zipage_sglang.config import PRESETS, ZipageConfig
 BLOCK = 128
 WINDOW = 16
 FULL = "full KV"
-# r = 0.5 and prompt kept where not said otherwise; r0: only the last window is always kept.  The most wanted ones come first,
-# and are measured first.
+HALF = dict(recency=0.5)
+# Prompt kept where not said otherwise.  The most wanted ones come first, and are measured first.
 POLICIES: dict[str, dict] = {
     "zipage": {},
+    "zipage-half": HALF,
     "recent": dict(policy="recent"),
     "sinks+recent": dict(policy="recent", prefix="compress"),
-    "random": dict(policy="random"),
-    "attention": dict(policy="attention"),
-    "global": dict(redundancy="none", lam=1.0),
-    "flash": dict(redundancy="flash"),
-    "zipage-prefix-compress": dict(prefix="compress"),
+    "random": dict(policy="random", **HALF),
+    "attention": dict(policy="attention", **HALF),
+    "global": dict(redundancy="none", lam=1.0, **HALF),
+    "flash": dict(redundancy="flash", **HALF),
+    "zipage-prefix-compress": dict(prefix="compress", **HALF),
     "paper": {name: PRESETS["paper"][name] for name in ("recency", "passes")},
     "random-r0": dict(policy="random", recency=0.0),
     "attention-r0": dict(policy="attention", recency=0.0),
 }
 MEANING = {
     FULL: "no compression",
-    "zipage": "the default: attention remembered over compressions, less redundancy (lightning); all windows score",
+    "zipage": "the default: attention remembered over compressions, less redundancy (lightning); all windows score; the latest quarter "
+              "of the budget, at least 128 tokens or half of it, is always kept",
+    "zipage-half": "zipage, the latest half of the budget always kept",
     "recent": "the latest tokens",
     "sinks+recent": "the first four tokens and the latest; the prompt is evicted, too",
-    "random": "random tokens beside the reserve",
-    "attention": "the last window's attention beside the reserve",
-    "global": "zipage without redundancy",
-    "flash": "zipage, redundancy over all pairs of keys",
-    "zipage-prefix-compress": "zipage; the prompt is evicted, too",
+    "random": "random tokens beside the latest half",
+    "attention": "the last window's attention beside the latest half",
+    "global": "zipage-half without redundancy",
+    "flash": "zipage-half, redundancy over all pairs of keys",
+    "zipage-prefix-compress": "zipage-half; the prompt is evicted, too",
     "paper": "zipage with no reserve, and one window that scores",
     "random-r0": "random tokens, no reserve",
     "attention-r0": "the last window's attention, no reserve",

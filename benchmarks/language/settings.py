@@ -6,14 +6,15 @@ import dataclasses
 import itertools
 
 from benchmarks.language.guards import GUARDS, GuardedConfig
-from zipage_sglang.config import PRESETS, ZipageConfig
+from zipage_sglang.config import BY_BUDGET, PRESETS, ZipageConfig
 
 
 def name_of(config: ZipageConfig) -> str:
     """`512 zipage r 0.5 lightning alpha 0.8 lam 0.2`: budget, policy and what the policy uses."""
     parts = [f"{config.budget} {config.policy}"]
     if config.policy != "recent":
-        parts.append(f"r {config.recency:g}")
+        share = config.reserve / config.budget if config.recency == BY_BUDGET else config.recency
+        parts.append(f"r {share:g}")
     if config.policy == "zipage":
         parts.append(f"{config.redundancy} alpha {config.alpha:g} lam {config.lam:g}")
     if config.windows > 1:

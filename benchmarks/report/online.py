@@ -76,6 +76,9 @@ def measure(
         "--temperature",
         "0.6",
         "--flush-cache",
+        # The server is warm, and may not flush its cache in the instant after a request.
+        "--warmup-requests",
+        "0",
         "--output-file",
         str(result),
         "--output-details",

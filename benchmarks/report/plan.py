@@ -60,6 +60,9 @@ def make_units(options: Options) -> list[Unit]:
             offline(4, mode, *pair)
     for workload, arrivals, mode in size.special:
         offline(5, mode, workload, arrivals)
+    if size.by_server:
+        order = [None, *options.modes]
+        units = [dataclasses.replace(unit, rank=order.index(unit.mode)) for unit in units]
     return [unit for unit in units if unit.kind in options.parts]
 
 

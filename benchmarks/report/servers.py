@@ -60,7 +60,7 @@ def words(options: Options, ids: list[int]) -> str:
 
 def flags(options: Options, mode: Mode) -> list[str]:
     if options.device == "cpu":
-        engine = dict(CPU)
+        engine = dict(CPU, sleep_on_idle=True)  # it would keep a core busy while a client, or the next server, loads
     else:
         engine = dict(
             dtype="bfloat16",

@@ -13,7 +13,8 @@ class Size:
     for_all, for_first: (workload, arrivals) that all `modes` run, and that only `first_modes` run.  special: (workload,
     arrivals, mode).  unit_seconds: that one workload runs in one mode, at most.  start_seconds: of a server, expected
     until one was started.  rates: requests a second, each sent for online_seconds, of `online_workload` at online_length
-    times its lengths, by first_modes.  tpot_ms: limit for goodput.  stream_interval: tokens between two messages of a
+    times its lengths, by first_modes.  by_server: a server does all its units before the next one starts, because starting
+    one takes longer than they do; otherwise what is compared comes first, should time be up before the end.  tpot_ms: limit for goodput.  stream_interval: tokens between two messages of a
     request; probes get every token.  scale, length_scale: see `workloads`.
     """
 
@@ -38,6 +39,7 @@ class Size:
     tokens_per_second: float = 5000
     stream_interval: int = 64
     probes: int = 4
+    by_server: bool = False
 
 
 _GPU_MODES = ("full", "zipage", "zipage:budget=1024", "zipage:async_steps=2", "zipage:when=pressure", "full:radix=off",
@@ -78,11 +80,12 @@ SIZES = {
         unit_seconds=30,
         start_seconds=20,
         online_length=1.0,
-        rates=(2.0, 6.0),
+        rates=(6.0,),
         online_seconds=2,
         tpot_ms=100,
         tokens_per_second=300,
         stream_interval=4,
         probes=2,
+        by_server=True,
     ),
 }

@@ -45,28 +45,41 @@ class Totals:
     wrong: list[str] = dataclasses.field(default_factory=list)
 
 
+class ServerEnded(RuntimeError):
+    """The server's process has ended."""
+
+
 class Gone(Exception):
     """The request was aborted before it began to run; SGLang has no answer for it then."""
 
 
 class Clients:
-    """url: a server with --skip-tokenizer-init.  compare: whether answers are those of the idle server."""
+    """url: a server with --skip-tokenizer-init.  compare: whether answers are those of the idle server.  totals: right at any time,
+    also after an exception.  count: requests sent.  closing: whether what is left may be aborted."""
 
     def __init__(self, url: str, questions: list[Question], level: int, compare: bool, seed: int):
         self.url, self.questions, self.level, self.compare = url, questions, level, compare
         self.rng, self.totals, self.count, self.seed = random.Random(seed), Totals(), 0, seed
+        self.closing = False
 
-    async def run(self, clients: int, seconds: float):
-        """`clients` at once for `seconds`, then until the last answer."""
+    async def run(self, clients: int, seconds: float, drain: float, alive=lambda: True):
+        """`clients` at once for `seconds`, then until the last answer, which comes at once when `drain` seconds are over: everybody is
+        aborted then.  alive: whether the server's process runs; raises an ExceptionGroup with ServerEnded when it does not."""
         deadline = asyncio.get_running_loop().time() + seconds
         timeout = aiohttp.ClientTimeout(total=900)  # a request without an answer for so long is lost
         # A connection each: a server may close one that has been idle while the next request is under way on it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.session:
             async with asyncio.TaskGroup() as group:
-                for _ in range(clients):
-                    group.create_task(self._client(deadline))
-                group.create_task(self._operator(deadline))
+                watch = group.create_task(self._watch(alive))
+                asking = [group.create_task(self._client(deadline)) for _ in range(clients)]
+                asking.append(group.create_task(self._operator(deadline)))
+                await asyncio.wait(asking, timeout=seconds + drain)
+                self.closing = True
+                while not all(task.done() for task in asking):  # more than once: one may have been on its way
+                    await self._abort("", 0, abort_all=True)
+                    await asyncio.wait(asking, timeout=5)
+                watch.cancel()
 
     async def ask_alone(self):
         """Fill in what an idle server answers."""
@@ -75,6 +88,11 @@ class Clients:
                 reply = await self._post("generate", {"input_ids": question.ids, "sampling_params": {
                     **END, "max_new_tokens": question.most}})
                 question.expected = reply["output_ids"]
+
+    async def _watch(self, alive):
+        while alive():
+            await asyncio.sleep(1)
+        raise ServerEnded
 
     async def _client(self, deadline: float):
         now = asyncio.get_running_loop().time
@@ -93,9 +111,9 @@ class Clients:
                     abort = asyncio.create_task(self._abort(rid, self.rng.uniform(0, 6))) if kind == "abort" else None
                     try:
                         reply = await (self._stream(body) if kind == "stream" else self._post("generate", body))
-                        self._check(rid, question, most, reply, kind == "abort")
+                        self._check(rid, question, most, reply, kind == "abort" or self.closing)
                     except Gone:
-                        self._gone(rid, kind == "abort")
+                        self._gone(rid, kind == "abort" or self.closing)
                     if abort is not None:
                         await abort
             except (aiohttp.ClientError, TimeoutError, KeyError, ValueError) as error:
@@ -155,9 +173,9 @@ class Clients:
                     reply.close()
                     return
 
-    async def _abort(self, rid: str, seconds: float):
+    async def _abort(self, rid: str, seconds: float, **more):
         await asyncio.sleep(seconds)
-        async with self.session.post(f"{self.url}/abort_request", json={"rid": rid}):
+        async with self.session.post(f"{self.url}/abort_request", json={"rid": rid, **more}):
             pass
 
     def _gone(self, rid: str, may_abort: bool):

@@ -7,7 +7,8 @@ from benchmarks.server import Server
 
 FLAGS = ["--model-path", str(MODEL), "--device", "cpu", "--dtype", "float32", "--disable-cuda-graph",
          "--max-total-tokens", "4096", "--enable-zipage", "--zipage-budget", "128", "--zipage-block", "32",
-         "--zipage-policy", "recent", "--page-size", "16", "--enable-priority-scheduling", "--grammar-backend", "outlines", "--enable-cache-report", "--enable-metrics",
+         "--zipage-spread", "1", "--zipage-policy", "recent", "--page-size", "16", "--enable-priority-scheduling",
+         "--grammar-backend", "outlines", "--enable-cache-report", "--enable-metrics",
          "--sleep-on-idle"]  # its scheduler would keep a core busy between two tests
 
 

@@ -22,7 +22,7 @@ CPU = dict(device="cpu", attention_backend="torch_native", disable_cuda_graph=Tr
 @dataclasses.dataclass
 class Run:
     """What one engine did: outputs per round, what it said to refused requests, the zipage block of each scheduler (info: the first
-    one's), and the probe's records by request id."""
+    one's), the probe's records by request id, and the seconds of each round."""
 
     requests: list
     rounds: list
@@ -31,6 +31,7 @@ class Run:
     kept: dict
     retracted_at: dict
     refusals: list
+    seconds: list
 
     @property
     def info(self):
@@ -82,7 +83,7 @@ def run_engine(tmp_path, rounds, env=None, timeout=600, refused=(), **engine) ->
         kept.setdefault(line["rid"], []).append(line)
     for line in _lines(tmp_path / "events.jsonl"):
         retracted.setdefault(line["rid"], []).append(line["outputs"])
-    return Run(rounds, data["rounds"], data["infos"], data["flushed"], kept, retracted, data["refusals"])
+    return Run(rounds, data["rounds"], data["infos"], data["flushed"], kept, retracted, data["refusals"], data["seconds"])
 
 
 def _lines(path):

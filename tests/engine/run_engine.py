@@ -6,7 +6,7 @@ perhaps "after": [rid, n], a next turn: the first n output tokens of an earlier 
 "lora": the name of an adapter.
 Requests of a round run together; rounds follow each other, with an idle pause and SGLang's idle leak checks in between.
 Those of "refused" are sent one by one after the rounds, and must raise ValueError.
-RESULT: {"rounds": [[{"ids", "reason", "cached", "zipage"}]], "refusals": what was said to each refused one, or null where nothing was,
+RESULT: {"rounds": [[{"ids", "reason", "cached", "zipage"}]], "seconds": of each round, "refusals": what was said to each refused one, or null where nothing was,
 "infos": the `zipage` block or null of each scheduler, "flushed": bool}.
 """
 
@@ -21,18 +21,20 @@ def main(spec_path, result_path):
     with open(spec_path) as f:
         spec = json.load(f)
     engine = sgl.Engine(**spec["engine"])
-    rounds, outputs_of = [], {}
+    rounds, seconds, outputs_of = [], [], {}
     for requests in spec["rounds"]:
         for r in requests:
             if "after" in r:
                 rid, n = r["after"]
                 r["input_ids"] = r["input_ids"] + outputs_of[rid][:n]
+        start = time.monotonic()
         outputs = engine.generate(
             input_ids=[r["input_ids"] for r in requests],
             sampling_params=[r["params"] for r in requests],
             rid=[r["rid"] for r in requests],
             lora_path=[r.get("lora") for r in requests] if any("lora" in r for r in requests) else None,
         )
+        seconds.append(time.monotonic() - start)
         rounds.append([
             {"ids": o["output_ids"], "reason": o["meta_info"]["finish_reason"], "cached": o["meta_info"].get("cached_tokens", 0),
              "zipage": o["meta_info"].get("zipage")}
@@ -51,7 +53,7 @@ def main(spec_path, result_path):
     flushed = engine.flush_cache().success
     engine.shutdown()
     with open(result_path, "w") as f:
-        json.dump({"rounds": rounds, "refusals": refusals, "infos": infos, "flushed": flushed}, f)
+        json.dump({"rounds": rounds, "seconds": seconds, "refusals": refusals, "infos": infos, "flushed": flushed}, f)
 
 
 if __name__ == "__main__":

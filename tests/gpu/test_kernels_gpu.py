@@ -176,7 +176,7 @@ def test_copy_slots(case):
 
 
 def alone(batch: CompressionBatch, r: int) -> CompressionBatch:
-    counts = {name: [getattr(batch, name)[r]] for name in ("kv_lens", "starts", "evicted", "stored", "keeps", "counts")}
+    counts = {name: [getattr(batch, name)[r]] for name in ("kv_lens", "starts", "evicted", "stored", "keeps", "counts", "seen", "windows")}
     return CompressionBatch(rows=batch.rows[r : r + 1].clone(), query_rows=batch.query_rows[r : r + 1].clone(), **counts)
 
 

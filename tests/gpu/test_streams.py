@@ -26,7 +26,8 @@ def test_rows_change_while_a_compression_waits(graphs):
         ours = copy.deepcopy(case)
         jobs, table = jobs_of(ours)
         table = table.cuda()
-        buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, ours.tables.positions, ours.tables.importance, SCALE)
+        buffers = KVBuffers(ours.k_buffers, ours.v_buffers, ours.query_cache, ours.tables.positions, ours.tables.importance, SCALE,
+                            seen=ours.tables.seen)
         compressor = Compressor(buffers, make_policy(config), config, table)
         compressor.warm_up(graphs)
         planning, forward = torch.cuda.Stream(), torch.cuda.Stream()

@@ -1,4 +1,6 @@
 """Greedy decoding with per-head eviction: when to compress, what moves where, and what retraction resets."""
+import struct
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,10 +24,11 @@ class OracleConfig:
     redundancy: str = "lightning"
     pooling: str = "once"
     sinks: int = 4
-    recency: float = 0.5
+    recency: float = -1.0
     seed: int = 0
     prefix: str = "keep"
     passes: int = 0
+    spread: int = 0
 
     def __post_init__(self):
         if self.window > self.block or self.recent + self.sinks > self.budget:
@@ -36,8 +39,16 @@ class OracleConfig:
         """Windows that score: `passes`, or all of a block (of zipage; the other policies have no scores to add to)."""
         return self.passes or (self.block // self.window if self.policy == "zipage" else 1)
 
+    def early(self, prompt):
+        """Tokens by which a greedy request's first compression comes before K + b: CRC-32 of its prompt's ids, as int32 in
+        little-endian order, modulo the steps to spread over."""
+        steps = min(self.spread or self.block // 4, self.budget, self.block)
+        return zlib.crc32(struct.pack(f"<{len(prompt)}i", *prompt)) % max(1, steps)
+
     @property
     def recent(self):
+        if self.recency < 0:
+            return max(self.window, min(max(self.budget // 4, 128), self.budget // 2))
         return scoring.recent_count(self.window, self.recency, self.budget)
 
 
@@ -73,7 +84,7 @@ class Result:
 class _Request:
     """State of one request between two prefills: rows, the last w queries, and F of the last compression's survivors."""
 
-    def __init__(self, model, prompt_len, ids, capacity, config):
+    def __init__(self, model, prompt, ids, capacity, config):
         self.model, self.config = model, config
         self.cache = model.new_cache(capacity)
         self.logits = model.prefill(ids, self.cache)
@@ -84,16 +95,22 @@ class _Request:
         self.importance = torch.zeros(model.layers, model.heads, 0, dtype=torch.bfloat16)
         self.seen, self.windows = None, 0  # sums of I over the windows since the last compression
         self.compress_prefix = config is not None and (
-            config.prefix == "compress" or (config.prefix == "auto" and prompt_len > config.budget)
+            config.prefix == "compress" or (config.prefix == "auto" and len(prompt) > config.budget)
         )
-        self.start = 0 if self.compress_prefix else prompt_len  # c0, the first candidate row
+        self.start = 0 if self.compress_prefix else len(prompt)  # c0, the first candidate row
+        self.early = config.early(prompt) if config else 0
+
+    @property
+    def cap(self):
+        """Candidates at which the next compression is due."""
+        return self.config.budget + self.config.block - (self.early if self.count == 0 else 0)
 
     def due(self):
         """Asked when a decode step is planned: kv_len counts all tokens fed so far, not the one about to be fed."""
         config = self.config
         return (
             config is not None
-            and self.cache.kv_len - self.start >= config.budget + config.block
+            and self.cache.kv_len - self.start >= self.cap
             and self.decoded >= config.window
         )
 
@@ -110,7 +127,7 @@ class _Request:
         config = self.config
         if config is None or not (self.count or self.start >= self.prefilled):
             return
-        left = config.budget + config.block - (self.cache.kv_len - self.start)
+        left = self.cap - (self.cache.kv_len - self.start)
         if 0 < left < config.windows * config.window and left % config.window == 0:
             self.seen = torch.stack([self._seen(layer) for layer in range(self.model.layers)]).to(torch.bfloat16)
             self.windows += 1
@@ -194,7 +211,7 @@ def generate(model, prompt_ids, max_new_tokens, config=None, eos_id=None, ignore
     while len(result.tokens) < max_new_tokens:
         done = len(result.tokens)
         if request is None or done in retractions:
-            request = _Request(model, len(prompt), prompt + result.tokens, len(prompt) + max_new_tokens, config)
+            request = _Request(model, prompt, prompt + result.tokens, len(prompt) + max_new_tokens, config)
         else:
             if request.due():
                 result.compressions.append(request.compress(done))

@@ -15,7 +15,7 @@ from zipage_sglang.pressure import Gain, Shortage
 from zipage_sglang.runtime import ModelShape, Runtime
 from zipage_sglang.state import NO_SLOT, RequestState
 
-CONFIG = ZipageConfig(budget=16, block=8, window=4, policy="recent")
+CONFIG = ZipageConfig(budget=16, block=8, window=4, policy="recent", spread=1)
 # What requests may have asked for themselves; None: not to be compressed.
 OWN = (CONFIG, None, dataclasses.replace(CONFIG, budget=8), dataclasses.replace(CONFIG, budget=12, recency=0.0, policy="random"),
        dataclasses.replace(CONFIG, prefix="compress", sinks=1))
@@ -41,6 +41,7 @@ class IntegerEngine:
     def __init__(self, config):
         self.config = config
         self.retracted = []
+        self.turns = 0
         self.missing = Shortage(0, None)
         self.on_stream = False  # where what is enqueued comes behind the step in flight
         self.enqueued = self.passed = 0  # marks behind compressions, and those that decode steps come after
@@ -50,7 +51,9 @@ class IntegerEngine:
 
     def new_state(self, req):
         start = (req.config or CONFIG).start(req.prompt)
-        req.zipage = RequestState(start=start, prefill_len=req.prefill, config=req.config)
+        self.turns += 1
+        early = req.config.early(self.turns) if req.config else 0
+        req.zipage = RequestState(start=start, prefill_len=req.prefill, config=req.config, early=early)
         return req.zipage
 
     def holds_kv(self, req):
@@ -133,7 +136,7 @@ class Batch:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    config = CONFIG
+    config, slots = CONFIG, 3
 
     def __init__(self):
         super().__init__()
@@ -141,7 +144,7 @@ class ManagerMachine(RuleBasedStateMachine):
         buffers = [torch.zeros(POOL, 1, 4)]
         self.engine, self.batch, self.held = IntegerEngine(self.config), Batch(), []
         policy = make_policy(self.config)
-        runtime = Runtime(self.config, shape, buffers, [b.clone() for b in buffers], torch.float32, slots=3, max_batch=16)
+        runtime = Runtime(self.config, shape, buffers, [b.clone() for b in buffers], torch.float32, self.slots, max_batch=16)
         rows = torch.arange(1, POOL, dtype=torch.int32)[None]
         compressor = Compressor(runtime.buffers, policy, self.config, rows)
         self.queries, self.enqueue = {}, compressor._enqueue  # {row of the query cache: (request, position) of what is there}
@@ -155,7 +158,8 @@ class ManagerMachine(RuleBasedStateMachine):
             found, true_len, window = [self.queries.get(row) for row in job.query_rows], job.kv_len + job.evicted, self.config.window
             assert [position for _, position in found] == list(range(true_len - window, true_len)), "queries of other tokens"
             assert len({id(req) for req, _ in found}) == 1, "queries of another request"
-            if not scoring and job.config.windows > 1 and job.count:
+            state = found[0][0].zipage
+            if not scoring and job.config.windows > 1 and (job.count or state.start >= state.prefill_len):
                 assert job.seen == job.kv_len - job.start - window and job.windows == job.config.windows - 1, "a window did not score"
         self.enqueue(jobs, snapshot, scoring)
 
@@ -190,7 +194,7 @@ class ManagerMachine(RuleBasedStateMachine):
                 assert req.config is not None or (state.slot, state.evicted, req.kv) == (NO_SLOT, 0, req.true_len)
                 req.kv, req.true_len, req.decoded = req.kv + 1, req.true_len + 1, req.decoded + 1
                 req.ending |= req.true_len >= req.end_len
-            rows = self.manager.query_rows(self.batch.reqs)
+            rows = dict(zip(*(array.tolist() for array in self.manager.slots.rows(self.batch.reqs))))
             assert len(set(rows.values())) == len(rows) and 0 not in rows.values()
             for index, row in rows.items():
                 req = self.batch.reqs[index]
@@ -262,7 +266,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert not req.zipage.over or req.zipage.slot != NO_SLOT or req in self.engine.retracted
             if req.zipage.slot != NO_SLOT:
                 slots.append(req.zipage.slot)
-        assert sorted(slots + self.manager.free_slots + self.manager.flights.query_slots) == list(range(3))
+        assert sorted(slots + self.manager.slots.free + self.manager.flights.query_slots) == list(range(self.slots))
         rows = [r.zipage for r in self.batch.reqs + self.held + parked + self.engine.retracted if r.zipage is not None]
         assert self.manager.compressed == sum(state.compressed for state in rows)
 
@@ -301,19 +305,19 @@ class LongWindowMachine(AsynchronousMachine):
 class AllWindowsMachine(ManagerMachine):
     """All windows of a block score, so that nobody gives back a query slot but for others."""
 
-    config = dataclasses.replace(CONFIG, policy="zipage")
+    config = dataclasses.replace(CONFIG, policy="zipage", spread=0)
 
     def configured(self, own):
-        return own if own is None or own.policy == "random" else dataclasses.replace(own, policy="zipage")
+        return own and dataclasses.replace(own, spread=0, policy="random" if own.policy == "random" else "zipage")
 
 
 class PassesMachine(ManagerMachine):
     """Three windows before a compression score, of requests that did not ask for another policy."""
 
-    config = dataclasses.replace(CONFIG, policy="zipage", window=2, passes=3)
+    config = dataclasses.replace(CONFIG, policy="zipage", window=2, passes=3, spread=8)
 
     def configured(self, own):
         if own is None:
             return None
         of_scores = dict(policy="zipage", passes=3) if own.policy != "random" else {}
-        return dataclasses.replace(own, window=2, **of_scores)
+        return dataclasses.replace(own, window=2, spread=8, **of_scores)

@@ -9,7 +9,7 @@ from zipage_sglang.config import PRESETS, ZipageConfig
 def test_defaults():
     config = ZipageConfig()
     assert (config.budget, config.block, config.window, config.cap) == (2048, 256, 16, 2304)
-    assert config.reserve == 1024
+    assert config.reserve == 512
     assert config.forced_sinks == 0  # the prompt is kept, and the sinks with it
 
 
@@ -19,6 +19,24 @@ def test_paper_preset():
     assert (paper.alpha, paper.lam, paper.tau) == (0.8, 0.2, 0.4)
     assert (paper.policy, paper.redundancy, paper.pooling) == ("zipage", "lightning", "once")
     assert paper.reserve == 16
+    assert (paper.windows, paper.spread_steps) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "changes, earliest",
+    [(dict(), 63), (dict(spread=1), 0), (dict(spread=256), 255), (dict(block=32, window=8), 7), (dict(block=2, window=1), 0),
+     (dict(budget=16, recency=0.0), 15), (dict(when="pressure"), 0)],
+)  # fmt: skip
+def test_first_compressions_are_spread_evenly_and_leave_room_for_all_windows(changes, earliest):
+    config = ZipageConfig(**changes)
+    steps = [config.early(n) for n in range(3 * config.spread_steps)]
+    assert sorted(steps) == sorted(3 * list(range(earliest + 1)))
+    assert config.cap - earliest >= config.scored and config.cap - earliest > config.budget
+
+
+@pytest.mark.parametrize("budget, reserve", [(2048, 512), (1024, 256), (512, 128), (400, 128), (256, 128), (96, 48), (10, 8)])
+def test_the_default_reserve_is_a_quarter_but_not_of_small_budgets(budget, reserve):
+    assert ZipageConfig(budget=budget, block=256, window=8).reserve == reserve
 
 
 @pytest.mark.parametrize(
@@ -53,6 +71,8 @@ def test_reserve_is_the_larger_of_window_and_floor(budget, window, recency, rese
         ("tau", dict(tau=0.0)),
         ("tau", dict(tau=math.inf)),
         ("passes", dict(passes=-1)),
+        ("spread", dict(spread=-1)),
+        ("spread", dict(spread=257)),
         ("passes", dict(passes=17)),
         ("passes", dict(passes=2, policy="attention")),
         ("passes", dict(passes=2, when="pressure")),

@@ -1,5 +1,6 @@
 """Intervals over problems, loops and garble, the table."""
 
+import dataclasses
 import math
 import random
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_degenerate(text, verdict):
     ("auto", 256, 100, False), ("auto", 257, 100, True),
 ])
 def test_compressed(prefix, prompt, output, expected):
-    config = vars(ZipageConfig(budget=256, block=64, prefix=prefix))
+    config = dataclasses.asdict(ZipageConfig(budget=256, block=64, prefix=prefix))
     assert summary.compressed(Reply("0", 0, "", prompt_tokens=prompt, output_tokens=output), config) is expected
     assert not summary.compressed(Reply("0", 0, "", output_tokens=9999), {})
 
@@ -76,7 +77,7 @@ def result(mode, scores, **session):
 
 def test_table():
     problems = [Problem(x, [], "", group) for x, group in (("a", "t"), ("b", "t"), ("c", "u"))]
-    config = vars(ZipageConfig(budget=256, block=64))
+    config = dataclasses.asdict(ZipageConfig(budget=256, block=64))
     full = result("full", {"a": [1.0, 1.0], "b": [1.0, 0.0], "c": [0.0, 0.0]})
     zipage = result("zipage", {"a": [1.0, 0.0], "b": [1.0, 0.0]}, config=config, compressions=8)
     rows = {(r["group"], r["mode"]): r for r in summary.summarize(problems, [full, zipage])}
@@ -89,8 +90,8 @@ def test_table():
 
 
 def test_warnings():
-    config = vars(ZipageConfig())
+    config = dataclasses.asdict(ZipageConfig())
     (row,) = summary.summarize([Problem("a", [], "")], [result("zipage", {"a": [1.0]}, config=config)])
     assert "0 % of the requests were compressed" in summary.warnings([row])[0]
-    lying = result("zipage", {"a": [1.0]}, config=vars(ZipageConfig(budget=256, block=64)), compressions=0)
+    lying = result("zipage", {"a": [1.0]}, config=dataclasses.asdict(ZipageConfig(budget=256, block=64)), compressions=0)
     assert "counted no compression" in summary.warnings(summary.summarize([Problem("a", [], "")], [lying]))[0]

@@ -1,5 +1,6 @@
 """The whole path against a server that only pretends: ask, keep, stop, go on, check, print."""
 
+import dataclasses
 import http.server
 import json
 import signal
@@ -136,7 +137,7 @@ def test_both_modes(server, tmp_path, capsys):
     body = server.asked[0][1]
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.6, 0.95, 32768)
     assert body["messages"][0] == {"role": "system", "content": gsm8k.SYSTEM} and len(server.asked) == 8
-    server.config = vars(ZipageConfig(budget=256, block=64))
+    server.config = dataclasses.asdict(ZipageConfig(budget=256, block=64))
     code, (full, zipage) = run(server, tmp_path)
     assert code == 0 and (full["mode"], zipage["mode"]) == ("full", "zipage:budget=256,block=64")
     assert (full["score"], zipage["score"], zipage["difference"]) == (0.75, 0.75, 0.0)  # the thoughts' box does not count
@@ -147,7 +148,7 @@ def test_both_modes(server, tmp_path, capsys):
 
 def test_other_sampling_is_not_compared(server, tmp_path):
     assert run(server, tmp_path)[0] == 0
-    server.config = vars(ZipageConfig(budget=256, block=64))
+    server.config = dataclasses.asdict(ZipageConfig(budget=256, block=64))
     assert "has another temperature than this comparison" in run(server, tmp_path, "--temperature", "0")[0]
 
 
@@ -202,4 +203,4 @@ def test_options_that_do_not_fit(argv):
 def test_option_defaults():
     args = evaluation_options.parse(["--dataset", "aime24", "--model", "org/name"], "")
     assert (args.n, args.max_tokens, str(args.out)) == (32, 32768, ".eval/aime24-name") and "boxed" in args.system
-    assert evaluation_options.mode_name(None) == "full" and evaluation_options.mode_name(vars(ZipageConfig())) == "zipage"
+    assert evaluation_options.mode_name(None) == "full" and evaluation_options.mode_name(dataclasses.asdict(ZipageConfig())) == "zipage"

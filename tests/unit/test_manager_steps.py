@@ -7,6 +7,7 @@ import torch
 from integer_engine import CONFIG, ManagerMachine, PassesMachine, Request
 
 from zipage_sglang import pipeline
+from zipage_sglang.config import ZipageConfig
 
 
 def test_pipeline_runs_once_per_step_and_configuration_however_many_are_due(monkeypatch):
@@ -93,7 +94,7 @@ def test_a_pass_that_fails_forgets_the_windows_before_it():
     """It may have added to some of them already."""
     machine = PassesMachine()
     config, compressor, jobs = machine.config, machine.manager.compressor, []
-    machine.batch.reqs = [Request(5, 0, config) for _ in range(2)]
+    machine.batch.reqs = [Request(5, 0, dataclasses.replace(config, spread=1)) for _ in range(2)]
     score, run = compressor.score, compressor.run
 
     def failing(scored, rows):
@@ -109,3 +110,21 @@ def test_a_pass_that_fails_forgets_the_windows_before_it():
     first = config.cap - 2 * config.window
     assert jobs == [[(0, 0)] * 2, [(first, 1)] * 2, [(0, 0)] * 2]
     assert machine.manager.stats.failures == 2 and machine.manager.stats.passes == 2 and not machine.engine.retracted
+
+
+def test_requests_that_start_together_do_not_score_together():
+    config = ZipageConfig(budget=64, block=64, window=8)
+
+    class Machine(ManagerMachine):
+        slots = 16
+
+    Machine.config = config
+    machine = Machine()
+    machine.batch.reqs = [Request(5, 0, config) for _ in range(16)]
+    scored = []
+    machine.manager.compressor._enqueue = lambda jobs, snapshot, scoring: scored.append((scoring, len(jobs)))
+    machine.decode(config.cap + 3 * config.block)
+    passes, compressions = ([n for scoring, n in scored if scoring is what] for what in (True, False))
+    assert max(compressions) == 1 and max(passes) == 2, "16 requests, 16 steps, windows of 8"
+    assert sum(compressions) == machine.manager.stats.compressions >= 3 * 16
+    assert sum(passes) == 7 * sum(compressions) + sum(r.zipage.windows for r in machine.batch.reqs)

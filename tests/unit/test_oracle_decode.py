@@ -10,7 +10,7 @@ from oracle.decode import OracleConfig, generate
 from oracle.model import Qwen3
 from oracle.reasoner import EOS, MODEL, detokenize, tasks
 
-SMALL = OracleConfig(budget=16, block=8, window=4, sinks=2, policy="zipage", recency=0.25)
+SMALL = OracleConfig(budget=16, block=8, window=4, sinks=2, policy="zipage", recency=0.25, spread=1)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ def of(asked, server=SERVER, prompt_len=50, page=PAGE):
 
 
 @pytest.mark.parametrize("params", [None, {}, {"thinking_budget": 5}, {"zipage": None}, {"zipage": {}}, {"zipage": {"enabled": True}},
-                                    {"zipage": {"budget": 128, "recency": 0.5}}])
+                                    {"zipage": {"budget": 128, "recency": -1}}])
 def test_what_says_nothing_new_is_the_servers_configuration(params):
     """Equal to it, so that it is compressed together with all others."""
     assert request_config(params, SERVER, PAGE, 50) == SERVER

@@ -44,7 +44,7 @@ def test_who_ends_before_the_next_compression_has_no_slot():
     machine = AllWindowsMachine()
     machine.batch.reqs = [Request(5, 0, machine.config, remaining=20) for _ in range(4)] + [Request(5, 0, machine.config)]
     machine.decode(19)
-    assert machine.manager.stats.parked == 0 and machine.manager.query_slots_used == 1 and machine.manager.stats.passes == 0
+    assert machine.manager.stats.parked == 0 and machine.manager.slots.used == 1 and machine.manager.stats.passes == 0
 
 
 def test_requests_that_came_together_wait_once_and_are_spread_out_then():

@@ -14,7 +14,7 @@ def register():
     if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
         events.abort_chunks(json.loads(chunks))
     if count := os.environ.get("ZIPAGE_ABORT_PARKED"):
-        events.abort_parked(int(count))
+        events.abort_parked(int(count), os.environ.get("ZIPAGE_ABORT_PREFIX", ""))
     if os.environ.get("ZIPAGE_ABORT_WAITING"):
         events.abort_waiting()
     if spec := os.environ.get("ZIPAGE_FAIL"):
@@ -25,6 +25,8 @@ def register():
         streams.latest_pages_first()
     if ms := os.environ.get("ZIPAGE_BUSY"):
         streams.slow_compressions(float(ms))
+    if spec := os.environ.get("ZIPAGE_DELAY"):
+        streams.delayed_compressions(**json.loads(spec))
     if os.environ.get("ZIPAGE_UNCHECKED"):
         events.unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():

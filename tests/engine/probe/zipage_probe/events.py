@@ -21,8 +21,8 @@ def abort_chunks(chunks):
     Scheduler.process_input_requests = processing
 
 
-def abort_parked(count):
-    """Requests to abort arrive for `count` requests, one after the other, each while it is parked."""
+def abort_parked(count, prefix):
+    """Requests to abort arrive for `count` requests whose ids begin so, one after the other, each while it is parked."""
     from sglang.srt.managers.io_struct import AbortReq
     from sglang.srt.managers.scheduler import Scheduler
     from zipage_patches import parking
@@ -30,7 +30,7 @@ def abort_parked(count):
     process, gone = Scheduler.process_input_requests, set()
 
     def processing(scheduler, recv_reqs):
-        rids = [req.rid for req in parking.parked() if req.rid not in gone]
+        rids = [req.rid for req in parking.parked() if req.rid not in gone and req.rid.startswith(prefix)]
         if rids and len(gone) < count:
             gone.add(rids[-1])
             recv_reqs = [*recv_reqs, AbortReq(rid=rids[-1])]

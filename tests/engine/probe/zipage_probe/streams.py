@@ -76,6 +76,30 @@ def slow_compressions(ms):
     Compressor._enqueue = enqueuing
 
 
+def delayed_compressions(prefixes, launches, ms):
+    """A GPU on which the first `launches` compressions of requests whose ids begin with one of `prefixes` (each counted by itself)
+    hang for so long before their first kernel, beside the decode steps.  Pages that were freed last are given out first."""
+    from zipage_sglang.compressor import Compressor
+    from zipage_sglang.manager import Manager
+
+    enqueue, job, left, rids = Compressor._enqueue, Manager._job, dict.fromkeys(prefixes, launches), []
+
+    def remembering(manager, req, *args):
+        rids.append(req.rid)
+        return job(manager, req, *args)
+
+    def enqueuing(compressor, *args):
+        prefix = next((p for p in prefixes if left[p] and any(rid.startswith(p) for rid in rids)), None)
+        rids.clear()
+        if prefix is not None:
+            left[prefix] -= 1
+            torch.cuda._sleep(int(ms * 1.7e6))  # cycles
+        enqueue(compressor, *args)
+
+    Compressor._enqueue, Manager._job = enqueuing, remembering
+    latest_pages_first()
+
+
 def latest_pages_first():
     """What was freed last is given out first, so that nothing is free for long before somebody writes there."""
     from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
