@@ -10,7 +10,8 @@ from benchmarks.curves.policies import FULL
 # One colour for what differs in the prompt (dashed) or the reserve (dotted) only.
 STYLES: dict[str, dict] = {
     "zipage": dict(color="C0", linewidth=2.2),
-    "zipage-prefix-compress": dict(color="C0", linestyle="--"),
+    "zipage-half": dict(color="C5"),
+    "zipage-prefix-compress": dict(color="C5", linestyle="--"),
     "recent": dict(color="C1"),
     "sinks+recent": dict(color="C1", linestyle="--"),
     "random": dict(color="C7"),

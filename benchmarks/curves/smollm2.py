@@ -15,18 +15,16 @@ CONTEXT = 2048
 PANELS = ("more than full KV", "more than zipage, document by document")
 
 
-def points(records: list[dict], settings: dict[str, tuple[str, int]]) -> list[Point]:
+def points(records: list[dict], settings: dict[tuple[str, int], str]) -> list[Point]:
     """Losses against full KV, and against the default on the same documents.
 
-    settings: {a record's setting: (policy, budget)}.
+    settings: {(policy, budget): a record's setting}; two policies can be one setting at some budget.
     """
     groups, result = report.group(records, "all"), []
-    default = {budget: groups[name] for name, (policy, budget) in settings.items() if policy == "zipage" and name in groups}
     if records:
         result.append(Point(FULL, None, PANELS[0], 0.0, 0.0, 0.0, len({r["document"] for r in records}), "0"))
-    for setting, by_document in groups.items():
-        policy, budget = settings[setting]
-        base = default.get(budget, {})
+    for (policy, budget), setting in settings.items():
+        by_document, base = groups.get(setting, {}), groups.get(settings.get(("zipage", budget)), {})
         some, both = list(by_document.values()), [d for d in by_document if d in base]
         if len(some) < 2:
             continue  # no interval
@@ -59,7 +57,7 @@ def measure(args) -> Curves:
     for budget in args.budgets:
         for policy in [p for p in POLICIES if p in args.policies]:
             config = config_of(policy, budget)
-            configs[name_of(config)], settings[name_of(config)] = config, (policy, budget)
+            configs[name_of(config)], settings[policy, budget] = config, name_of(config)
     records = language_model.known(options, configs)
     complete = args.known and as_many_everywhere(records)
     try:

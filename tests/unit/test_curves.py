@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import accuracy, language_model, variants
 from benchmarks.curves import __main__ as command
-from benchmarks.curves import reasoner, smollm2
-from benchmarks.curves.policies import FULL, POLICIES, config_of, flags_of
+from benchmarks.curves import figure, reasoner, smollm2
+from benchmarks.curves.policies import FULL, MEANING, POLICIES, config_of, flags_of
 from benchmarks.language.settings import name_of
 from benchmarks.reasoner import tasks
 from benchmarks.settings import make_settings
@@ -26,6 +26,7 @@ def test_both_models_get_the_same_policy(policy):
 
 def test_policies_differ_and_are_what_they_are_called():
     assert len({config_of(policy, 512) for policy in POLICIES}) == len(POLICIES)
+    assert set(figure.STYLES) == set(POLICIES) == set(MEANING) - {FULL}
     sinks = config_of("sinks+recent", 512)
     assert (sinks.policy, sinks.forced_sinks, sinks.start(99)) == ("recent", 4, 0)
     assert config_of("recent", 512).start(99) == 99
@@ -132,3 +133,12 @@ def test_fewer_documents_for_one_setting_are_said():
     records = [dict(budget=512, setting="a"), dict(budget=512, setting="b"), dict(budget=512, setting="b"), dict(budget=1024, setting="c")]
     assert not smollm2.as_many_everywhere(records)
     assert smollm2.as_many_everywhere(records[1:])
+
+
+def test_one_setting_under_two_names():
+    """At K = 256 the default's reserve is half of the budget, too."""
+    records = [dict(document=d, kind="text", setting="s", budget=256, nll=2.1 + n / 10, nll_full=2.0, compressions=2) for n, d in enumerate("ab")]
+    points = smollm2.points(records, {("zipage", 256): "s", ("zipage-half", 256): "s"})
+    assert [(p.policy, p.panel, round(p.value, 9)) for p in points if p.policy != FULL] == [
+        (policy, panel, value) for policy in ("zipage", "zipage-half") for panel, value in zip(smollm2.PANELS, (0.15, 0.0))
+    ]
