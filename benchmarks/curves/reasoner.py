@@ -14,14 +14,15 @@ MEAN = "mean"
 
 
 def compressed_families(policy: str, budget: int, problems: dict[str, list[tasks.Problem]]) -> list[str]:
-    """The others cannot differ from full KV: none of their outputs gets as long as K + b."""
-    evicted_too = config_of(policy, budget).start(1) == 0
+    """The others cannot differ from full KV: none of their outputs gets as long as a first compression needs."""
+    config = config_of(policy, budget)
+    first = config.cap - config.spread_steps + 1  # the earliest first compression
     result = []
     for family, some in problems.items():
         tokens = max(len(p.cot_toks) for p in some) + ROOM  # at which every answer of the family is stopped
-        if evicted_too:
+        if config.start(1) == 0:  # the prompt is evicted, too
             tokens += max(len(p.ids()[0]) for p in some)
-        if tokens >= budget + BLOCK:
+        if tokens >= first:
             result.append(family)
     return result
 
@@ -69,6 +70,6 @@ def measure(args) -> Curves | None:
     note = (f"The embedded reasoner, {args.level} tokens of reasoning, {args.regime} knobs, {args.n} problems a family "
             f"(test-0 to test-{args.n - 1}), greedy, block {BLOCK}, engine and `random` with seed 0.  % right (95 % Wilson interval); K "
             f"as a share of the {args.level} tokens, and the prompt is held beside K where it is kept.  A family whose outputs all end "
-            "before K + b is not compressed, and has full KV's answers.")
+            "before a first compression has full KV's answers.")
     return Curves(points(found | unchanged), "pass@1 in %", args.level, note, complete=None not in paths,
                   origins=sorted({variants.origin(path) for path in files.values()}))  # fmt: skip

@@ -41,13 +41,13 @@ def test_policies_differ_and_are_what_they_are_called():
 
 
 def test_what_compresses_nothing_is_not_run(tmp_path):
-    """200 tokens of reasoning at K + b = 320: only with the prompts they are more, and not in every family."""
-    args = command.arguments(["--level", "200", "--n", "8", "--budgets", "64", "192", "--policies", "recent", "sinks+recent"])
+    """200 tokens of reasoning at K = 224 (first compression from 321 tokens): only with the prompts they are more, and not in every family."""
+    args = command.arguments(["--level", "200", "--n", "8", "--budgets", "64", "224", "--policies", "recent", "sinks+recent"])
     chosen = reasoner.variants_of(args)
-    assert list(chosen) == [(FULL, None), ("recent", 64), ("sinks+recent", 64), ("sinks+recent", 192)]
+    assert list(chosen) == [(FULL, None), ("recent", 64), ("sinks+recent", 64), ("sinks+recent", 224)]
     assert chosen["recent", 64].families == list(tasks.FAMILIES)
-    assert chosen["sinks+recent", 192].families == ["ram", "chain"]
-    run = variants.command_of(chosen["sinks+recent", 192], args)
+    assert chosen["sinks+recent", 224].families == ["ram", "chain"]
+    run = variants.command_of(chosen["sinks+recent", 224], args)
     assert "--no-full" in run and run[-4:] == ["--policies", "recent", "--prefix", "compress"]
     assert "--no-full" not in variants.command_of(chosen[FULL, None], args)
 
@@ -63,7 +63,7 @@ def write(args, variant, right):
 def test_reasoner_tables_and_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out.json"
-    given = ["--level", "2000", "--n", "4", "--budgets", "512", "1536", "2048", "--policies", "zipage", "recent", "--folder", str(tmp_path), "--out", str(out)]
+    given = ["--level", "2000", "--n", "4", "--budgets", "512", "1600", "2048", "--policies", "zipage", "recent", "--folder", str(tmp_path), "--out", str(out)]
     args = command.arguments(given)
     for (policy, _), variant in reasoner.variants_of(args).items():
         write(args, variant, {FULL: 4, "zipage": 3, "recent": 1}[policy])
@@ -74,9 +74,9 @@ def test_reasoner_tables_and_picture(tmp_path, capsys):
     assert value["recent", 512, "chain"]["value"] == 25
     assert value["recent", 512, "chain"]["low"] < 25 < value["recent", 512, "chain"]["high"]
     assert value["recent", 2048, "mean"]["value"] == 100
-    # Chains of 1,629 tokens are not compressed at 1,664: full KV's answers.
-    assert value["recent", 1536, "chain"]["value"] == 100 and value["recent", 1536, "chain"]["compressions"] == 0
-    assert value["recent", 1536, "mean"]["value"] == pytest.approx(100 * (3 * 1 + 4) / 16)
+    # Chains of 1,629 tokens and 32 more are not compressed at 1,697: full KV's answers.
+    assert value["recent", 1600, "chain"]["value"] == 100 and value["recent", 1600, "chain"]["compressions"] == 0
+    assert value["recent", 1600, "mean"]["value"] == pytest.approx(100 * (3 * 1 + 4) / 16)
     assert (record["complete"], record["origins"]) == (True, ["abc on a GPU"]) and str(tmp_path) not in json.dumps(record["options"])
     printed, page, picture = capsys.readouterr().out, out.with_suffix(".md").read_text(), out.with_suffix(".svg").read_text()
     for text in ("mean", *tasks.FAMILIES):
@@ -97,7 +97,7 @@ def test_a_failed_run_leaves_a_gap(tmp_path, monkeypatch):
 
 
 def test_a_run_with_other_families_is_refused(tmp_path):
-    args = command.arguments(["--n", "4", "--budgets", "1536", "--policies", "recent", "--folder", str(tmp_path)])
+    args = command.arguments(["--n", "4", "--budgets", "1600", "--policies", "recent", "--folder", str(tmp_path)])
     for variant in reasoner.variants_of(args).values():
         write(args, variants.Variant(variant.name, variant.title, [], variant.budget), 1)
     with pytest.raises(SystemExit, match="families"):
