@@ -262,6 +262,17 @@ def test_planning_starts_and_writes_nothing(tmp_path, capsys):
     assert "Do not fit into 120 s at all" in capsys.readouterr().out
 
 
+def test_a_server_of_the_tiny_size_starts_once():
+    """Starting one takes longer than what it is asked; on a GPU what is compared comes first."""
+    starts = {}
+    for size in ("tiny", "0.6b"):
+        (units,) = plan.slices(plan.make_units(options.parse(["--size", size], "")), 20, None)
+        modes = [unit.mode for unit in units if unit.mode]
+        starts[size] = 1 + sum(a != b for a, b in zip(modes, modes[1:]))
+        assert units[0].kind == "operations" and {u.kind for u in units} == {"operations", "offline", "online"}
+    assert starts["tiny"] == 3 == len(set(options.parse(["--size", "tiny"], "").modes)) and starts["0.6b"] > 7
+
+
 @pytest.mark.parametrize("size", ["0.6b", "tiny"])
 def test_texts_have_the_lengths_of_the_load(size, tmp_path):
     """sglang.bench_serving tokenizes them with the server's tokenizer and takes the lengths from there."""

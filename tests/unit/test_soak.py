@@ -50,7 +50,7 @@ def test_a_retracted_request_may_answer_otherwise():
 def test_a_server_that_ends_is_noticed_at_once():
     clients = Clients("http://127.0.0.1:9", [Question(make_problems("loop", 100, 1, "short")[0], 40)], 100, False, 0)
     with pytest.raises(ExceptionGroup) as failed:
-        asyncio.run(clients.run(2, 600, 600, lambda: False))
+        asyncio.run(clients.run(2, 3, 3, lambda: False))
     assert [type(error) for error in failed.value.exceptions] == [ServerEnded]
 
 
