@@ -71,7 +71,7 @@ SIZES = {
         pool=600,
         budget=32,
         block=16,
-        modes=("full", "zipage", "zipage:when=pressure"),
+        modes=("full", "zipage"),
         first_modes=("full", "zipage"),
         for_all=(("amc23", "all"),),
         for_first=(("amc23", "bursts:8:2"),),

@@ -116,10 +116,12 @@ def test_modes_differ_in_compression_alone(out, report):
         "--zipage-block",
         "16",
     ]
-    assert zipage["compressions"] > 0 and zipage["evicted_tokens"] == 16 * zipage["compressions"]
+    # A first compression comes up to a quarter of a block early, and evicts so much less.
+    early, requests = 16 // 4 - 1, len(wanted(zipage))
+    assert 16 * zipage["compressions"] - early * requests <= zipage["evicted_tokens"] <= 16 * zipage["compressions"]
     # A request of n > K + b tokens is compressed before the step that would feed token K + b, and every b steps from there.
-    least = sum((n - 49) // 16 + 1 for _, n in wanted(zipage) if n > 48)
-    assert zipage["compressions"] >= least > 0 and (zipage["retractions"] or zipage["compressions"] == least)
+    least, most = (sum((n - 49 + e) // 16 + 1 for _, n in wanted(zipage) if n > 48 - e) for e in (0, early))
+    assert zipage["compressions"] >= least > 0 and (zipage["retractions"] or zipage["compressions"] <= most)
     assert "compressions" not in full and (zipage["compress_seconds"] or 0) <= zipage["seconds"]
     assert max(s["usage"] for s in rows(out, full["unit"], "steps")) > 0.8  # the pool is what limits full KV
     for record in report["records"]:

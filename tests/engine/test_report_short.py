@@ -40,7 +40,9 @@ def test_units_are_whole(report):
         assert record["whole"] and not record["partial"] and record["finished"] == load["requests"] == 25
         assert record["output_tokens"] == load["output_tokens"] and record["rate"] > 0 and record["decode_steps"] > 50
     assert bounded["load"] == full["load"], "modes are compared on the same requests"
-    assert bounded["compressions"] > 25 and bounded["evicted_tokens"] == 16 * bounded["compressions"] and "compressions" not in full
+    # Blocks of 16; a first compression comes up to three tokens early.
+    assert bounded["compressions"] > 50 and "compressions" not in full
+    assert 0 <= 16 * bounded["compressions"] - bounded["evicted_tokens"] <= 3 * 25
     assert online["completed"] == online["load"]["requests"] == 12 and online["total_output_tokens"] == online["load"]["output_tokens"]
     assert 0 < min(o["ms"] for o in units["operations", None]["operations"])
 

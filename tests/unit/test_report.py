@@ -270,7 +270,7 @@ def test_a_server_of_the_tiny_size_starts_once():
         modes = [unit.mode for unit in units if unit.mode]
         starts[size] = 1 + sum(a != b for a, b in zip(modes, modes[1:]))
         assert units[0].kind == "operations" and {u.kind for u in units} == {"operations", "offline", "online"}
-    assert starts["tiny"] == 3 == len(set(options.parse(["--size", "tiny"], "").modes)) and starts["0.6b"] > 7
+    assert starts["tiny"] == 2 == len(set(options.parse(["--size", "tiny"], "").modes)) and starts["0.6b"] > 7
 
 
 @pytest.mark.parametrize("size", ["0.6b", "tiny"])

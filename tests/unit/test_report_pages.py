@@ -87,7 +87,8 @@ def write(state, opts, unit, share=1.0):
 
 @pytest.fixture
 def opts(tmp_path):
-    return options.parse(["--size", "tiny", "--out", str(tmp_path)], "")
+    more = ["--modes", "full", "zipage", "zipage:when=pressure", "--rates", "2", "6"]
+    return options.parse(["--size", "tiny", "--out", str(tmp_path), *more], "")
 
 
 def test_everything(opts):
