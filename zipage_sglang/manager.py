@@ -77,7 +77,7 @@ class Manager:
             late += self._pass_on([item for item in due if item[0] not in stuck])
         if due or scored:
             self.stats.compress_seconds += time.perf_counter() - compressing
-        late += [item for item in near if not self._give_slot(item[1], item[2]) and not self.engine.ending(item[1])]
+        late += self._let_wait(near)
         if stuck or late or flying:
             self._leave(batch, stuck, late, flying)
         stats = self.stats
@@ -226,9 +226,7 @@ class Manager:
 
         Where all windows score, nobody would ever give back a slot before its end.  Between two blocks no query is lost.
         """
-        waiting = [item for item in self.parked if item.state.slot == NO_SLOT and item.state.flight is None
-                   and self.engine.holds_kv(item.req) and self.engine.state(item.req) is item.state
-                   and not self.engine.ending(item.req)][len(self.slots.free):]
+        waiting = self._waiting()[len(self.slots.free):]
         # Beside the decode steps the queries are still being read, and the request is parked anyway.
         holders = [item for item in compressed
                    if item[2].slot != NO_SLOT and item[2].flight is None and not self.engine.ending(item[1])]
@@ -236,6 +234,20 @@ class Manager:
             self.slots.give_back(state)
             self._give_slot(item.req, item.state)
         return holders[: len(waiting)]
+
+    def _waiting(self) -> list[Parked]:
+        """Parked requests that need a query slot, first come first."""
+        return [item for item in self.parked if item.state.slot == NO_SLOT and item.state.flight is None
+                and self.engine.holds_kv(item.req) and self.engine.state(item.req) is item.state
+                and not self.engine.ending(item.req)]
+
+    def _let_wait(self, near) -> list:
+        """Those of `near` that get no query slot: what came free in this step belongs to who has been waiting for longer."""
+        need = [item for item in near if item[2].slot == NO_SLOT and not self.engine.ending(item[1])]
+        spare = max(0, len(self.slots.free) - len(self._waiting())) if need else 0
+        for _, req, state in need[:spare]:
+            self._give_slot(req, state)
+        return need[spare:]
 
     def _give_slot(self, req, state: RequestState) -> bool:
         given = self.slots.give(req, state)
