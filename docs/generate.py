@@ -62,7 +62,8 @@ def throughput() -> str:
 
 
 def accuracy() -> str:
-    """pass@1 of the reasoner by policy and budget, all files of accuracy-h200; both figures where two runs differ."""
+    """pass@1 of the reasoner by policy and budget, all files of accuracy-h200, and today's default, of the curves; both figures
+    where two runs differ."""
     rows: dict[tuple, dict[str, list[str]]] = {}
     for path in sorted((RESULTS / "accuracy-h200").glob("*.json")):
         data = json.loads(path.read_text())
@@ -72,12 +73,15 @@ def accuracy() -> str:
             if policy == "zipage":
                 recency = data["options"].get("recency")
                 redundancy = data["options"].get("redundancy") or "lightning"
-                # Before all windows scored by default, one did.
-                default = "zipage, one window" if "one-window" in path.name else "zipage, default"
+                # Half of the budget was always the latest tokens then, and before all windows scored, one did.
+                default = "zipage, one window, r = 0.5" if "one-window" in path.name else "zipage, r = 0.5"
                 policy = default if recency is None else f"zipage, r = 0, one window, {redundancy}"
             figures = rows.setdefault((knobs, budget or 0, policy), {}).setdefault(cell["family"], [])
             if (figure := f"{100 * cell['pass_at_1']:.0f}") not in figures:
                 figures.append(figure)
+    for point in json.loads((RESULTS / "curves-reasoner.json").read_text())["points"]:
+        if point["policy"] == "zipage" and point["budget"] in (512, 1024) and point["panel"] in FAMILIES:
+            rows.setdefault(("default", point["budget"], "zipage, default"), {})[point["panel"]] = [f"{point['value']:.0f}"]
     lines = ["| tasks | K | policy | " + " | ".join(FAMILIES) + " |", "| --- " * 7 + "|"]
     for (knobs, budget, policy), cells in sorted(rows.items()):
         values = " | ".join(" and ".join(cells.get(family, [])) for family in FAMILIES)
