@@ -179,7 +179,7 @@ def _arguments(argv=None):
     except ValueError as error:
         parser.error(str(error))
     config = args.mode.config
-    if config is None or config.cap <= args.length + (args.prompt if config.start(args.prompt) == 0 else 0):
+    if config is None or config.cap - config.spread_steps < args.length + (args.prompt if config.start(args.prompt) == 0 else 0):
         parser.error("a request would be compressed: lower --length, or give --mode a larger budget (zipage:budget=8192)")
     if args.batch * (args.prompt + args.length + 1) > args.pool:
         parser.error("--pool must hold the whole batch")
