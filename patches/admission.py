@@ -53,13 +53,15 @@ def running_offset(original, adder, req):
 def running_growth(engine, req, page: int) -> int:
     """Slots that a running request may still take before it gives some back, one page of slack included.
 
-    A row beyond its trigger takes none: it gives back when it must.
+    A row beyond its trigger takes none: it gives back when it must.  One that is compressed early at first grows to K + b after it.
     """
     state = engine.state(req) or engine.new_state(req)
-    to_trigger = max(0, state.trigger - engine.kv_len(req))
-    grow = min(_remaining(req), to_trigger)
-    if grow == to_trigger:
-        grow += plan.copy_out_slots(state.start, state.config.budget, engine.protected_len(req), page)
+    kv_len, remaining, config = engine.kv_len(req), _remaining(req), state.config
+    if config is None:
+        return remaining + page
+    grow = min(remaining, max(0, max(state.trigger, state.start + config.cap) - kv_len))
+    if kv_len + remaining >= state.trigger:
+        grow += plan.copy_out_slots(state.start, config.budget, engine.protected_len(req), page)
     return grow + page
 
 

@@ -41,6 +41,7 @@ class SGLangEngine:
         self.device = torch.device(scheduler.device)
         self.tp_size = ranks.tensor_parallel(scheduler).tp_size
         self.retracted: list = []
+        self.deterministic = bool(scheduler.server_args.enable_deterministic_inference)
         self._turns = 0  # requests whose answers are a matter of chance, so far
         self.has_tree = tree.shares_prefixes(self.tree)
 
@@ -83,10 +84,10 @@ class SGLangEngine:
     def _number(self, req) -> int:
         """What spreads first compressions: a request's turn, or its prompt where the same request must get the same answer."""
         params = req.sampling_params
-        if params.top_k != 1 and params.sampling_seed is None:
+        if params.top_k != 1 and not self.deterministic:  # SGLang does not look at seeds then
             self._turns += 1
             return self._turns
-        return zlib.crc32(np.asarray(req.origin_input_ids, dtype=np.int32).tobytes()) + (params.sampling_seed or 0)
+        return zlib.crc32(np.asarray(req.origin_input_ids, dtype=np.int64).tobytes()) + (params.sampling_seed or 0)
 
     def start(self, req) -> int:
         """First candidate row c0."""

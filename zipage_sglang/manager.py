@@ -350,7 +350,8 @@ class Manager:
             self.compressed += 1
             state.counted = True
         trigger, slot = state.trigger, []
-        if plan.kept < trigger - state.scored:
+        # Beside the decode steps the slot is read until the flight lands, and then belongs to who waits.
+        if plan.kept < trigger - state.scored or cfg.async_steps:
             slot = self.slots.take(state)
             self.watch.book(item.req, state, trigger - state.scored - plan.kept)
         else:  # the very next token belongs to the next window

@@ -40,10 +40,10 @@ class OracleConfig:
         return self.passes or (self.block // self.window if self.policy == "zipage" else 1)
 
     def early(self, prompt):
-        """Tokens by which a greedy request's first compression comes before K + b: CRC-32 of its prompt's ids, as int32 in
+        """Tokens by which a greedy request's first compression comes before K + b: CRC-32 of its prompt's ids, as int64 in
         little-endian order, modulo the steps to spread over."""
         steps = min(self.spread or self.block // 4, self.budget, self.block)
-        return zlib.crc32(struct.pack(f"<{len(prompt)}i", *prompt)) % max(1, steps)
+        return zlib.crc32(struct.pack(f"<{len(prompt)}q", *prompt)) % max(1, steps)
 
     @property
     def recent(self):

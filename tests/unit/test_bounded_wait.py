@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from integer_engine import CONFIG, AllWindowsMachine, AsynchronousMachine, LimitedMachine, ManagerMachine, Request
+from integer_engine import (
+    CONFIG,
+    AllWindowsMachine,
+    AsynchronousMachine,
+    LimitedMachine,
+    LongWindowMachine,
+    ManagerMachine,
+    Request,
+)
 
 from zipage_sglang.state import NO_SLOT
 
@@ -16,7 +24,7 @@ class LimitedAllWindows(AllWindowsMachine):
     config = dataclasses.replace(AllWindowsMachine.config, max_compress=1)
 
 
-KINDS = [ManagerMachine, LimitedMachine, AllWindowsMachine, LimitedAllWindows, AsynchronousMachine]
+KINDS = [ManagerMachine, LimitedMachine, AllWindowsMachine, LimitedAllWindows, AsynchronousMachine, LongWindowMachine]
 BLOCK = CONFIG.block
 HANDS = 2  # steps in which a slot changes hands
 
@@ -56,7 +64,8 @@ def test_a_slot_is_had_in_turn(kind, slots, came):
     arrivals = {}
     for step, tokens in came:
         arrivals.setdefault(step, []).append(tokens)
-    turn = BLOCK + HANDS + (slots if kind.config.max_compress else 0)
+    held = max(BLOCK, kind.config.window + kind.config.async_steps)  # beside the decode steps a slot is read on
+    turn = held + HANDS + (slots if kind.config.max_compress else 0)
     for steps, ahead in longest_waits(machine_of(kind, slots), arrivals, 200):
         assert steps <= (ahead // slots + 1) * turn
 
