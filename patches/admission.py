@@ -53,7 +53,7 @@ def running_offset(original, adder, req):
 def running_growth(engine, req, page: int) -> int:
     """Slots that a running request may still take before it gives some back, one page of slack included.
 
-    A row beyond its trigger takes none: it gives back when it must.  One that is compressed early at first grows to K + b after it.
+    A row beyond its trigger takes none: it gives back when it must.  One that is first compressed early grows to K + b later on.
     """
     state = engine.state(req) or engine.new_state(req)
     kv_len, remaining, config = engine.kv_len(req), _remaining(req), state.config
