@@ -254,6 +254,11 @@ class ManagerMachine(RuleBasedStateMachine):
         self.held = []
 
     @invariant()
+    def every_job_was_as_it_should_be(self):
+        """The manager lives on when a compression fails, and so when `check_and_enqueue` does: its log says why."""
+        assert not self.manager.stats.failures
+
+    @invariant()
     def lengths_add_up_and_slots_have_one_owner(self):
         slots = []
         parked = [item.req for item in self.manager.parked if not item.req.over]
