@@ -89,6 +89,8 @@ def _at_rest(server: Server, totals: Totals) -> tuple[dict, str]:
         totals.wrong.append(f"still running: {state['running']}, parked: {state['parked_now']}")
     if state["query_slots_used"] or state["compressed"]:
         totals.wrong.append(f"query slots in use: {state['query_slots_used']}, compressed rows: {state['compressed']}")
+    if state["failures"] or state["nan_scores"]:
+        totals.wrong.append(f"compressions that failed: {state['failures']}, scores that are NaN: {state['nan_scores']}")
     if httpx.post(f"{server.url}/flush_cache", timeout=60).status_code != 200:
         totals.wrong.append("the idle server does not flush its cache")
     return state, server.last_lines(3)
