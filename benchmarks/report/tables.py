@@ -91,6 +91,8 @@ _RANGES = (
     ("seconds", "seconds", 2),
     ("step_p50_ms", "step p50 ms", 2),
     ("step_p99_ms", "step p99 ms", 2),
+    ("prefill_share", "with a prefill", 4),
+    ("prefill_p50_ms", "those p50 ms", 2),
 )
 _ONLINE = (
     ("request_rate", "requests/s", 2),
@@ -238,6 +240,7 @@ def range_table(records: list[dict], state: State) -> Table:
             for low, high in ranges(most) if most else []:
                 inside = [s for s in steps if low <= s["running"] <= high]
                 alone = [s["step_ms"] for s in inside if not s["prefill"]]
+                beside = [s["step_ms"] for s in inside if s["prefill"]]
                 rows.append(
                     dict(
                         workload=pair[0],
@@ -251,9 +254,14 @@ def range_table(records: list[dict], state: State) -> Table:
                         seconds=sum(s["step_ms"] for s in inside) / 1000,
                         step_p50_ms=measures.percentile(alone, 50),
                         step_p99_ms=measures.percentile(alone, 99),
+                        prefill_share=len(beside) / len(inside) if inside else None,
+                        prefill_p50_ms=measures.percentile(beside, 50),
                     )
                 )
-    note = "Every decode step of the whole run but the first; percentiles are of steps without a prefill beside them."
+    note = (
+        "Every decode step of the whole run but the first. Step p50 and p99: without a prefill beside them; with a prefill: the share "
+        "of steps that waited for one, and their median."
+    )
     return Table("ranges", "Steps by requests running", _RANGES, rows, note)
 
 

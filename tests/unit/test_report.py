@@ -1,6 +1,7 @@
 """The report's parts without an engine: lengths, workloads, arrivals, the plan, tables, state, references."""
 
 import json
+import types
 import random
 import statistics
 
@@ -202,6 +203,15 @@ def test_ranges_cover_every_concurrency_once():
         spans = tables.ranges(most)
         assert [n for low, high in spans for n in range(low, high + 1)][:most] == list(range(1, most + 1))
         assert 1 <= len(spans) <= 8 and spans[-1][0] <= most <= spans[-1][1]
+
+
+def test_steps_are_told_apart_by_requests_running_and_prefills():
+    steps = [dict(running=r, step_ms=ms, prefill=p) for r, ms, p in [(1, 5.0, 0), (2, 40.0, 1), (2, 10.0, 0), (2, 30.0, 1), (2, 12.0, 0)]]
+    record = dict(kind="offline", workload="amc23", arrivals="all", mode="full", unit="u")
+    rows = tables.range_table([record], types.SimpleNamespace(rows=lambda unit, what: steps)).raw()
+    assert [(r["low"], r["steps"], r["prefill_share"], r["prefill_p50_ms"], r["step_p50_ms"]) for r in rows] == [
+        (1, 1, 0.0, None, 5.0), (2, 4, 0.5, 35.0, 11.0)]  # fmt: skip
+    assert rows[1]["tokens"] == 8 and rows[1]["seconds"] == pytest.approx(0.092)
 
 
 def _result(**more):
