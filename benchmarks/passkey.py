@@ -102,7 +102,7 @@ def main():
     base = args.base if args.base in configs else None
     text = render(records, list(configs), base) if records else "nothing"
     print("\n" + text)
-    options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    options = {k: v for k, v in vars(args).items() if not isinstance(v, Path)}  # places say nothing
     record = dict(**origin, options=options, complete=complete, condition=condition(args), records=records)
     args.out.write_text(json.dumps(record, indent=1) + "\n")
     page = [f"# Pass keys that nothing has looked at, {passkey.KEYS} a document", "", f"    {origin['command']}", "",
