@@ -5,15 +5,18 @@
 First the whole pipeline as the engine runs it, steady state (new jobs every time, their packing and the graph's launch
 included; the clock is the GPU's, so a launch-bound pipeline shows as one), and launched kernel by kernel; then every kernel by
 itself with the bytes that it must move.  Keys have a mean, as real ones do, which makes half of all pairs similar; "unlike keys"
-are the worst case, without a similar pair.  "A pass" only scores (--zipage-passes).  A measurement that fails is reported and
-the others go on.
+are the worst case, without a similar pair.  "A pass" only scores (--zipage-passes).  Softmax sums are those of the attention that
+served the queries, as with FlashInfer; "own sums" finds them first, as with other attention backends.  A measurement that fails
+is reported and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
+import math
 import statistics
 import sys
 import traceback
@@ -37,7 +40,7 @@ SCALE = HEAD_DIM**-0.5
 class Setting:
     """A pool with the rows of `requests` requests, every slot of it in use, in random order."""
 
-    def __init__(self, requests: int, candidates: int, alike: bool = True):
+    def __init__(self, requests: int, candidates: int, alike: bool = True, sums: bool = True):
         generator = torch.Generator("cuda").manual_seed(0)
         slots = requests * candidates + 1
         normal = dict(generator=generator, device="cuda", dtype=torch.bfloat16)
@@ -53,8 +56,21 @@ class Setting:
             torch.zeros(tables, dtype=torch.int32, device="cuda"), torch.zeros(tables, dtype=torch.bfloat16, device="cuda"),
             SCALE, seen=torch.zeros(tables, dtype=torch.bfloat16, device="cuda"),
         )  # fmt: skip
+        if sums:
+            self.buffers.log_sums = self.log_sums()
         self.compressor = Compressor(self.buffers, make_policy(CONFIG), WINDOWS, self.rows)
         self.compressor.warm_up(graphs=True)
+
+    def log_sums(self) -> torch.Tensor:
+        """log2 of the queries' softmax sums over their rows, fp32 [L, M*w + 1, Hq]; a query's last rows are not its own here."""
+        b = self.buffers
+        sums = torch.zeros(b.query_cache.shape[:3], device="cuda")
+        for r, rows in enumerate(self.query_rows.tolist()):
+            for layer, keys in enumerate(b.k_buffers):
+                queries = b.query_cache[layer, rows].view(len(rows), KV_HEADS, -1, HEAD_DIM)
+                logits = torch.einsum("whgd,thd->whgt", queries.float(), keys[self.rows[r].long()].float()) * SCALE
+                sums[layer, rows] = (logits.logsumexp(dim=-1) / math.log(2)).flatten(1)
+        return sums
 
     def counts(self) -> dict:
         """The next compression's: the first one, then ever later ones of the steady state."""
@@ -136,6 +152,7 @@ def least_bytes(candidates: int) -> dict[str, float]:
         "_plan": array / 4 + array + heads * CONFIG.budget * 2,
         "_move": moved * (HEAD_DIM * 2 * 4 + 12),
         "_attention": keys + array,
+        "_add_attention": keys + array,  # a bf16 of each candidate, read and written
         "_inverse_lengths": keys + array,
         "_similarity_sums": keys + 4 * array,
         "_softmax": 3 * array,
@@ -174,11 +191,15 @@ def pipeline_rows(report: Report, requests: int, candidates: int):
     repeat = max(6, 64 // requests)
     in_a_row = report.measure(f"pipeline.{requests}.ms", lambda: gpu_ms(run, repeat))
     single = report.measure(f"pipeline.{requests}.single_ms", lambda: median_ms(run))
-    passes = report.measure(f"pass.{requests}.ms", lambda: gpu_ms(lambda: setting.compressor.score(setting.jobs()), repeat))
+    passes = report.measure(f"pass.{requests}.ms", lambda: pass_ms(setting, repeat))
     eager = report.measure(f"launched.{requests}.ms", lambda: gpu_ms(launched, repeat))
-    unlike = report.measure(f"unlike.{requests}.ms", lambda: unlike_ms(requests, candidates, repeat))
-    if in_a_row and single and eager and unlike and passes:
-        whole.append([f"{requests}", *(f"{ms / requests:.4f}" for ms in (in_a_row, single, eager, unlike, passes))])
+    unlike = report.measure(f"unlike.{requests}.ms", lambda: other_ms(requests, candidates, repeat, alike=False))
+    own = report.measure(f"own_sums.{requests}.ms", lambda: other_ms(requests, candidates, repeat, sums=False))
+    own_pass = report.measure(f"own_sums.pass.{requests}.ms", lambda: pass_ms(Setting(requests, candidates, sums=False), repeat))
+    found = in_a_row, single, eager, unlike, passes, own, own_pass
+    if all(found):
+        whole.append([f"{requests}", *(f"{ms / requests:.4f}" for ms in found)])
+    scoring = report.measure(f"kernels.pass.{requests}.ms", lambda: kernels_of(lambda: setting.compressor.score(setting.jobs()))) or {}
     times = report.measure(f"kernels.{requests}.ms", lambda: kernels_of(run)) or {}
     needed = least_bytes(candidates)
     bandwidth = report.results.get("copy_bytes_per_s")
@@ -188,13 +209,22 @@ def pipeline_rows(report: Report, requests: int, candidates: int):
             rate = needed[name] * requests / (ms / 1e3)
             row += [f"{needed[name] / 1e6:.1f}", f"{rate / 1e9:.0f}", f"{100 * rate / bandwidth:.0f} %"]
         parts.append(row + [""] * (5 - len(row)))
+    for name, ms in scoring.items():
+        if name == "_add_attention" and bandwidth:
+            rate = needed[name] * requests / (ms / 1e3)
+            parts.append([f"a pass: {name} x{requests}", f"{1e3 * ms / requests:.1f}", f"{needed[name] / 1e6:.1f}", f"{rate / 1e9:.0f}",
+                          f"{100 * rate / bandwidth:.0f} %"])
     parts.append([f"all x{requests}", f"{1e3 * sum(times.values()) / requests:.1f}", "", "", ""])
     return whole, parts, setting
 
 
-def unlike_ms(requests: int, candidates: int, repeat: int) -> float:
-    setting = Setting(requests, candidates, alike=False)
+def other_ms(requests: int, candidates: int, repeat: int, **options) -> float:
+    setting = Setting(requests, candidates, **options)
     return gpu_ms(lambda: setting.compressor.run(setting.jobs()), repeat)
+
+
+def pass_ms(setting: Setting, repeat: int) -> float:
+    return gpu_ms(lambda: setting.compressor.score(setting.jobs()), repeat)
 
 
 def other_rows(report: Report, setting: Setting) -> list[list]:
@@ -206,16 +236,21 @@ def other_rows(report: Report, setting: Setting) -> list[list]:
     pairs = setting.rows.long().flatten()[: setting.candidates // 2 * 2].view(2, -1)
     importance = torch.rand(positions.shape, device="cuda")
 
+    step = torch.zeros(LAYERS, 64, Q_HEADS, device="cuda")
+
     def store():
         for layer in range(LAYERS):
             ops.store_query(queries, nowhere, b.query_cache[layer])
 
-    def replayed():
-        store()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            store()
-        return gpu_ms(graph.replay, 20)
+    def replayed(run):
+        def measured():
+            run()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                run()
+            return gpu_ms(graph.replay, 20)
+
+        return measured
 
     def timed(run, repeat=5):
         return lambda: gpu_ms(run, repeat)
@@ -226,7 +261,8 @@ def other_rows(report: Report, setting: Setting) -> list[list]:
         "redundancy flash": timed(lambda: ops.redundancy(b.k_buffers, batch, positions, 256, 0.4, "flash")),
         "max_pool": timed(lambda: ops.max_pool(importance, positions)),
         "copy_slots, half a request": timed(lambda: ops.copy_slots(b.k_buffers, b.v_buffers, b.tables, *pairs)),
-        "store_query, 36 layers, batch 64, in a graph": replayed,
+        "store_query, 36 layers, batch 64, in a graph": replayed(store),
+        "store_log_sums, batch 64, in a graph": replayed(lambda: ops.store_log_sums(step, nowhere, b.log_sums)),
     }
     times = {name: report.measure(f"{name}.ms", run) for name, run in runs.items()}
     return [[name, f"{ms:.3f}"] for name, ms in times.items() if ms]
@@ -234,16 +270,22 @@ def other_rows(report: Report, setting: Setting) -> list[list]:
 
 def sweep_rows(report: Report, setting: Setting) -> list[list]:
     """Launch options of the two heaviest kernels."""
-    from zipage_kernels.triton import attention, fused
+    from zipage_kernels.triton import attention, fused, seen
 
     policy, rows = make_policy(CONFIG), []
+    batch, b = setting.batch(), setting.buffers
 
-    def trial(kernel: str, label: str, changes: list):
+    def compression():
+        compress(setting.batch(), setting.buffers, policy, CONFIG)
+
+    def scoring():
+        ops.add_attention(b.k_buffers, b.query_cache, b.seen, batch, SCALE, b.log_sums)
+
+    def trial(kernel: str, label: str, changes: list, run=compression):
         saved = [(module, name, getattr(module, name)) for module, name, _ in changes]
         for module, name, value in changes:
             setattr(module, name, value)
-        ms = report.measure(f"sweep.{label}.ms", lambda: kernels_of(
-            lambda: compress(setting.batch(), setting.buffers, policy, CONFIG)).get(kernel))
+        ms = report.measure(f"sweep.{label}.ms", lambda: kernels_of(run).get(kernel))
         for module, name, value in saved:
             setattr(module, name, value)
         if ms:
@@ -252,7 +294,12 @@ def sweep_rows(report: Report, setting: Setting) -> list[list]:
     for keys, stages, warps in [(64, 1, 4), (64, 2, 4), (64, 3, 4)]:
         options = dict(num_warps=warps, num_stages=stages)
         trial("_softmax_sums", f"_softmax_sums {keys} keys, {stages} stages, {warps} warps",
-              [(attention, "FIRST_PASS_KEYS", keys), (attention, "FIRST_PASS", options)])
+              [(attention, "FIRST_PASS_KEYS", keys), (attention, "FIRST_PASS", options)],
+              lambda: ops.attention_score(b.k_buffers, b.query_cache, batch, SCALE))
+    for split, keys, stages, warps in itertools.product((512, 1024, 2304), (32, 64, 128), (2, 3, 4), (4, 8)):
+        trial("_add_attention", f"_add_attention {split} rows, {keys} keys, {stages} stages, {warps} warps",
+              [(seen, "SPLIT_ROWS", split), (seen, "KEYS", keys), (seen, "OPTIONS", dict(num_warps=warps, num_stages=stages))],
+              scoring)
     for registers, warps in [(128, 8), (None, 8), (None, 4)]:
         trial("_block_scores", f"_block_scores {registers} registers, {warps} warps",
               [(fused, "REGISTERS", registers), (fused, "OPTIONS", dict(num_warps=warps, num_stages=1))])
@@ -282,7 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
         del made
         torch.cuda.empty_cache()
     print(f"{torch.cuda.get_device_name()}, copy {bandwidth / 1e9:.0f} GB/s" if bandwidth else "no copy bandwidth")
-    print(table.render(["requests", "ms / request", "one at a time", "kernel by kernel", "unlike keys", "a pass"], whole), "\n")
+    print(table.render(["requests", "ms / request", "one at a time", "kernel by kernel", "unlike keys", "a pass", "own sums", "a pass, own sums"], whole), "\n")
     print(table.render(["kernel", "us / request", "MB / request", "GB/s", "of copy"], parts), "\n")
     for name, rows in (("operation", others), ("launch options", sweep)):
         if rows:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
-from zipage_patches import active
+from zipage_patches import active, log_sums
 
 
 def init_new(forward_batch, cls, batch, model_runner, **kwargs):
@@ -30,24 +32,40 @@ def attention_forward(original, backend, q, k, v, layer, forward_batch, save_kv_
 
     Every backend and every route (eager, captured decode graph) passes here with post-RoPE queries.  While a graph is
     captured the store is always recorded, so that a replay only needs new destination rows; it runs beside the attention,
-    because in most steps it has nothing to do and would only delay it.
+    which would only wait for it.  What the attention found of the queries is stored after the last layer, of all at once.
     """
     runtime = active.runtime
     if runtime is None or not forward_batch.forward_mode.is_decode():
         return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     index = layer.layer_id - runtime.buffers.first_layer
     if not runtime.capturing():
-        if runtime.active:
-            runtime.store_query(index, q)
-        return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        if not runtime.active:
+            return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        runtime.store_query(index, q)
+        with _sums_kept(runtime, backend, q, layer, forward_batch):
+            return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     main, side = torch.cuda.current_stream(), runtime.side_stream
     assert side is not None  # graphs are captured on CUDA only
     side.wait_stream(main)
     with torch.cuda.stream(side):
         runtime.store_query(index, q)
-    out = original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+    with _sums_kept(runtime, backend, q, layer, forward_batch):
+        out = original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
     main.wait_stream(side)  # q's memory is free for others from here on
     return out
+
+
+@contextlib.contextmanager
+def _sums_kept(runtime, backend, q, layer, forward_batch):
+    """Around one layer's attention (`log_sums.kept`), where it gives sums at all."""
+    if runtime.buffers.log_sums is None:
+        yield
+        return
+    index = layer.layer_id - runtime.buffers.first_layer
+    with log_sums.kept(backend, q, layer, forward_batch, runtime.step_log_sums[index, : len(q)]):
+        yield
+    if index == len(runtime.step_log_sums) - 1:
+        runtime.store_log_sums(len(q))
 
 
 def load_batch(original, runner, forward_batch, pp_proxy_tensors=None):

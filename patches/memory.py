@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zipage_patches import active, refusals
+from zipage_patches import active, log_sums, refusals
 from zipage_patches.compat import arguments, ranks
 from zipage_sglang.ages import EvictedAges
 from zipage_sglang.compressor import Compressor
@@ -17,7 +17,7 @@ def cell_size(result, configurator, kvc, num_layers):
     shape = local_shape(model, kvc.server_args.tp_size, num_layers)
     active.workspace_bytes = workspace(config, shape, model.context_len)
     itemsize, max_running = kvc.model_dtype.itemsize, kvc.server_args.max_running_requests
-    active.fixed_bytes = fixed(config, shape, model.context_len, itemsize)
+    active.fixed_bytes = fixed(config, shape, model.context_len, itemsize, max_running)
     cell = result + overhead_per_token(config, shape, itemsize)
     # SGLang divides by the cell; with --max-running-requests more tokens may fit than that.
     active.pool_bytes = lambda room: cell * pool_tokens(room, result, config, shape, itemsize, max_running)
@@ -63,6 +63,7 @@ def post_memory_pool(result, model_runner):
         dtype=model_runner.dtype,
         slots=default_query_slots(config, pool.size, max_running),
         max_batch=max(max_running, largest_graph_batch(arguments.resolved(model_runner.server_args))),
+        log_sums=log_sums.given_by(model_runner.server_args),
     )
     active.runtime.warm_up()
     ages = EvictedAges(shape.layers, active.runtime.device) if model_runner.server_args.enable_metrics else None

@@ -21,6 +21,8 @@ class KVBuffers:
     query_cache: [L, M*w + 1, Hq, D] (row 0 is trash).  positions: int32 [L, S, H].
     importance: bf16 [L, S, H], or None when the policy stores none.  scale: factor of the attention logits.
     seen: bf16 [L, S, H], or None where one window scores.
+    log_sums: fp32 [L, M*w + 1, Hq], softmax sums of the cached queries, or None where attention does not give them (see
+    `zipage_kernels.reference.attention`).
     first_layer, first_kv_head: global indices of local layer 0 and local KV head 0.
     """
 
@@ -33,6 +35,7 @@ class KVBuffers:
     first_layer: int = 0
     first_kv_head: int = 0
     seen: torch.Tensor | None = None
+    log_sums: torch.Tensor | None = None
 
     @property
     def tables(self) -> Tables:
@@ -69,5 +72,5 @@ def score(batch: CompressionBatch, buffers: KVBuffers) -> None:
     """Adds what the window looks at to what earlier windows did; all candidates have `seen` sums then, of one window more.
     Rows stay as they are."""
     assert buffers.seen is not None
-    ops.add_attention(buffers.k_buffers, buffers.query_cache, buffers.seen, batch, buffers.scale)
+    ops.add_attention(buffers.k_buffers, buffers.query_cache, buffers.seen, batch, buffers.scale, buffers.log_sums)
 

@@ -19,6 +19,7 @@ from zipage_sglang.pipeline import KVBuffers
 from zipage_sglang.policies import make_policy
 
 POSITION_BYTES = 4
+SUM_BYTES = 4
 SCORE_BYTES = 2  # of F, and of what the windows before the last one have seen
 MARGIN = 4  # query slots for each one that is expected to be in use,
 EXTRA_SLOTS = 4  # and beside those
@@ -44,8 +45,13 @@ def table_bytes_per_token(shape: ModelShape, config: ZipageConfig) -> int:
 
 
 def query_slot_bytes(shape: ModelShape, window: int, itemsize: int) -> int:
-    """Bytes of one query slot."""
-    return shape.layers * window * shape.q_heads * shape.head_dim * itemsize
+    """Bytes of one query slot: queries and their softmax sums."""
+    return shape.layers * window * shape.q_heads * (shape.head_dim * itemsize + SUM_BYTES)
+
+
+def step_bytes(shape: ModelShape) -> int:
+    """Bytes of what a decode step says of one request: the row of the query cache, and softmax sums."""
+    return 8 + shape.layers * shape.q_heads * SUM_BYTES
 
 
 def workspace_bytes(shape: ModelShape, candidates: int) -> int:
@@ -82,16 +88,16 @@ def buffer_bytes(shape: ModelShape, config: ZipageConfig, kv_slots: int, query_s
     """Bytes of a Runtime's buffers, `Runtime.nbytes`, before it exists.  kv_slots: S.  itemsize: of a query's element."""
     nowhere = query_slot_bytes(shape, 1, itemsize)
     return (kv_slots * table_bytes_per_token(shape, config) + query_slots * query_slot_bytes(shape, config.window, itemsize)
-            + nowhere + 8 * max_batch)
+            + nowhere + max_batch * step_bytes(shape))
 
 
 class Runtime:
     """Owns the query cache and the tables; hands them to the pipeline as one KVBuffers."""
 
     def __init__(self, config: ZipageConfig, shape: ModelShape, k_buffers: list[torch.Tensor],
-                 v_buffers: list[torch.Tensor], dtype: torch.dtype, slots: int, max_batch: int):
+                 v_buffers: list[torch.Tensor], dtype: torch.dtype, slots: int, max_batch: int, log_sums: bool = False):
         """k_buffers, v_buffers: per local layer [S, H, D].  dtype: of the queries.  slots: M.  max_batch: largest decode
-        batch (running requests or captured graph size)."""
+        batch (running requests or captured graph size).  log_sums: whether attention gives softmax sums."""
         device = k_buffers[0].device
         num_slots = k_buffers[0].shape[0]
         tables = (shape.layers, num_slots, shape.kv_heads)
@@ -99,6 +105,9 @@ class Runtime:
         def scores() -> torch.Tensor:
             return torch.zeros(tables, dtype=torch.bfloat16, device=device)
 
+        # What a decode step's attention writes, and where it is kept.  There in any case, so that sizes are known beforehand.
+        self.step_log_sums = torch.zeros(shape.layers, max_batch, shape.q_heads, dtype=torch.float32, device=device)
+        self._log_sums = torch.zeros(shape.layers, slots * config.window + 1, shape.q_heads, dtype=torch.float32, device=device)
         self.window = config.window
         self.slots = slots
         self.device = device
@@ -110,6 +119,7 @@ class Runtime:
             positions=torch.zeros(tables, dtype=torch.int32, device=device),
             importance=scores() if make_policy(config).stores_importance else None,
             seen=scores() if config.windows > 1 else None,
+            log_sums=self._log_sums if log_sums else None,
             scale=shape.scale,
             first_layer=shape.first_layer,
             first_kv_head=shape.first_kv_head,
@@ -129,7 +139,7 @@ class Runtime:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         b = self.buffers
-        own = (b.query_cache, b.positions, b.importance, b.seen, self.query_rows)
+        own = (b.query_cache, b.positions, b.importance, b.seen, self.query_rows, self.step_log_sums, self._log_sums)
         return sum(t.numel() * t.element_size() for t in own if t is not None)
 
     def query_row(self, slot, position):
@@ -163,6 +173,10 @@ class Runtime:
         q = q.view(-1, cache.shape[1], cache.shape[2])
         ops.store_query(q, self.query_rows[: q.shape[0]], cache)
 
+    def store_log_sums(self, size: int):
+        """Keep what the attention of a decode step of `size` rows has written to `step_log_sums`."""
+        ops.store_log_sums(self.step_log_sums[:, :size], self.query_rows[:size], self._log_sums)
+
     def copy_slots(self, src: torch.Tensor, dst: torch.Tensor):
         """Copy whole KV slots (all layers and heads, tables included); src, dst: int64 [N].  On the forward stream."""
         b = self.buffers
@@ -175,6 +189,7 @@ class Runtime:
         cache = self.buffers.query_cache[0]
         for size in {min(n, len(self.query_rows)) for n in (1, 2, 16)}:
             self.store_query(0, torch.zeros(size, *cache.shape[1:], dtype=cache.dtype, device=self.device))
+            self.store_log_sums(size)
 
     @contextlib.contextmanager
     def beside(self):

@@ -1,6 +1,6 @@
 """Torch twins of every kernel: the definition that the Triton kernels are tested against, and what runs without CUDA."""
 
-from zipage_kernels.reference.attention import attention_score, store_query
+from zipage_kernels.reference.attention import attention_score, store_log_sums, store_query
 from zipage_kernels.reference.compact import compact, copy_slots
 from zipage_kernels.reference.gather import gather_importance, gather_positions, gather_rows
 from zipage_kernels.reference.pool import max_pool
@@ -22,6 +22,7 @@ __all__ = [
     "redundancy",
     "select",
     "select_forced",
+    "store_log_sums",
     "store_query",
     "zipage_score",
 ]

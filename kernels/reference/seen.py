@@ -9,14 +9,15 @@ from zipage_kernels.reference.attention import attention_score
 
 
 def add_attention(
-    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, seen: torch.Tensor, batch: CompressionBatch, scale: float
-) -> None:
+    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, seen: torch.Tensor, batch: CompressionBatch, scale: float,
+    log_sums: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """seen += I for the first batch.seen[r] candidates of each request, seen = I for its others; in place, rounded to bf16.
 
-    I: `attention_score`.  seen: bf16 [L, S, H].  k_buffers: L tensors [S, H, D].  query_cache: [L, M*w + 1, Hq, D].  The mean of
-    P windows of w that follow one another is I of one window of P * w, for keys do not change in between.
+    I, log_sums: see `attention_score`.  seen: bf16 [L, S, H].  k_buffers: L tensors [S, H, D].  query_cache: [L, M*w + 1, Hq, D].
+    The mean of P windows of w that follow one another is I of one window of P * w, for keys do not change in between.
     """
-    scores = attention_score(k_buffers, query_cache, batch, scale)
+    scores = attention_score(k_buffers, query_cache, batch, scale, log_sums)
     for r, n in enumerate(batch.num_candidates):
         slots, known = batch.candidate_slots(r), batch.seen[r]
         total = scores[r, :, :, :n].transpose(1, 2).clone()

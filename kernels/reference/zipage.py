@@ -25,19 +25,20 @@ def zipage_score(
     block: int,
     redundancy: str,
     pooling: str,
+    log_sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Z and F of arXiv 2603.08743: Z = lam * F - (1 - lam) * R, or Z = F without redundancy.
 
     F = max(I, alpha * F of the previous compression), I of all windows that score (`mean_attention`).  For use in Z only, F is
-    max-pooled over 5 neighbours: `once` at a request's first compression, `always`, or `never`.  I, R: `attention_score`,
-    `redundancy` (mode "lightning", "flash" or "none").
+    max-pooled over 5 neighbours: `once` at a request's first compression, `always`, or `never`.  I, R, log_sums:
+    `attention_score`, `redundancy` (mode "lightning", "flash" or "none").
 
     positions: int32 [R, L, H, C] from `gather_positions`.  Returns (Z, unpooled F), fp32 [R, L, H, C], undefined at
     padding.
     """
     assert tables.importance is not None
     previous = gather_importance(tables.importance, batch)
-    attention = mean_attention(attention_score(k_buffers, query_cache, batch, scale), tables.seen, batch)
+    attention = mean_attention(attention_score(k_buffers, query_cache, batch, scale, log_sums), tables.seen, batch)
     importance = torch.maximum(attention, alpha * previous)
     used = importance
     if pooling == "always":

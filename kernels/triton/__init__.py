@@ -5,7 +5,7 @@ from zipage_kernels.triton.compact import compact
 from zipage_kernels.triton.copy import copy_slots
 from zipage_kernels.triton.gather import gather_importance, gather_positions, gather_rows
 from zipage_kernels.triton.pool import max_pool
-from zipage_kernels.triton.queries import store_query
+from zipage_kernels.triton.queries import store_log_sums, store_query
 from zipage_kernels.triton.redundancy import redundancy
 from zipage_kernels.triton.seen import add_attention
 from zipage_kernels.triton.select import select, select_forced
@@ -23,6 +23,7 @@ __all__ = [
     "redundancy",
     "select",
     "select_forced",
+    "store_log_sums",
     "store_query",
     "zipage_score",
 ]

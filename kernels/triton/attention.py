@@ -1,4 +1,5 @@
-"""Window attention in two passes over the keys: per query the logarithm of its softmax sum, then the weights, reduced.
+"""Window attention in two passes over the keys: per query the logarithm of its softmax sum, then the weights, reduced.  The
+first pass is left out where the attention that served the queries has kept those sums.
 
 Logits never reach memory.  Keys are read in splits whose length depends on the request's own row alone, so that its scores
 do not depend on what it is batched with.
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.layers import LOG2_E, layer_table, padded, tile_rows, upcast
-from zipage_kernels.triton.queries import load_queries, window_tiles
+from zipage_kernels.triton.queries import load_log_sums, load_queries, window_tiles
 from zipage_kernels.triton.similarity import inverse_lengths
 
 # Rows that one program of the first pass takes (whole tiles), more where that makes over MOST_SPLITS splits of a row.
@@ -153,10 +154,10 @@ def looked_at(
 )
 def _attention(
     k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, log_sums, out,
-    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, L, C, BLOCKS,
+    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, sums_stride, scale, L, C, BLOCKS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    KEPT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Second pass: I of BLOCK_C candidates of one head."""
     pid = tl.program_id(0)
@@ -178,7 +179,9 @@ def _attention(
             query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
             WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
         )  # fmt: skip
-        log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
+        log_sum = load_log_sums(
+            log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT
+        )
         total += looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C)
     tl.store(out + line * C + j, tl.where(inside, total / WINDOW, -float("inf")), mask=j < C)
 
@@ -190,22 +193,18 @@ def first_pass(
     scale: float,
     inverse: torch.Tensor | None,
     reduction: dict | None = None,
+    kept: torch.Tensor | None = None,
 ) -> dict:
     """Runs the first pass, which also fills `inverse` (fp32 [R, L, H, C], see the kernel) unless it is None.
 
     Returns the arguments, by name, of a kernel that does the second.  reduction: filled with those of `reduce_sums`, which
-    the caller then runs in a kernel of his own before the second pass, to save a launch.
+    the caller then runs in a kernel of his own before the second pass, to save a launch.  kept: log sums of the query cache; with
+    them nothing is run or filled.
     """
     table = layer_table(k_buffers)
     dtype = table.first.dtype
     num_heads, head_dim = table.first.shape[1:]
     group = query_cache.shape[2] // num_heads
-    # Enough for every row up to the longest, as a captured graph needs it: a shorter row can have more splits than a longer one.
-    splits = min(MOST_SPLITS, triton.cdiv(max(batch.kv_lens), SPLIT_ROWS))
-    lines = batch.size * len(k_buffers) * num_heads
-    queries = group * batch.window
-    sums = torch.empty((lines, splits, 2, queries), dtype=torch.float32, device=batch.rows.device)
-    log_sums = torch.empty((lines, queries), dtype=torch.float32, device=batch.rows.device)
     arguments = dict(
         k_first=table.first, k_offsets=table.offsets, rows=batch.rows, query_cache=query_cache,
         query_rows=batch.query_rows, kv_lens=batch.lengths.kv_lens, starts=batch.lengths.starts,
@@ -214,6 +213,18 @@ def first_pass(
         L=len(k_buffers), C=batch.C, H=num_heads, WINDOW=batch.window, GROUP=group, D=head_dim,
         BLOCK_D=padded(head_dim, 16), ALIGN=table.align, UPCAST=upcast(dtype, query_cache.dtype),
     )  # fmt: skip
+    # Fewer queries at a time than in the first pass: their sums take registers too.
+    tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 64)
+    second = dict(TILES=tiles.count, PAD_G=tiles.pad_g, PAD_W=tiles.pad_w, KEPT=kept is not None, sums_stride=0)
+    if kept is not None:
+        assert kept[0].is_contiguous()
+        return arguments | second | dict(log_sums=kept, sums_stride=kept.stride(0))
+    # Enough for every row up to the longest, as a captured graph needs it: a shorter row can have more splits than a longer one.
+    splits = min(MOST_SPLITS, triton.cdiv(max(batch.kv_lens), SPLIT_ROWS))
+    lines = batch.size * len(k_buffers) * num_heads
+    queries = group * batch.window
+    sums = torch.empty((lines, splits, 2, queries), dtype=torch.float32, device=batch.rows.device)
+    log_sums = torch.empty((lines, queries), dtype=torch.float32, device=batch.rows.device)
     tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 128)
     split = dict(SPLITS=splits, SPLIT=SPLIT_ROWS, SPLITS_MAX=MOST_SPLITS)
     _softmax_sums[(lines * tiles.count * splits,)](
@@ -225,16 +236,15 @@ def first_pass(
         _log_sums[(lines,)](kv_lens=arguments["kv_lens"], out=log_sums, L=len(k_buffers), H=num_heads, **last, num_warps=1)
     else:
         reduction.update(last)
-    # Fewer queries at a time than in the first pass: their sums take registers too.
-    tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 64)
-    return arguments | dict(log_sums=log_sums, TILES=tiles.count, PAD_G=tiles.pad_g, PAD_W=tiles.pad_w)
+    return arguments | second | dict(log_sums=log_sums)
 
 
 def attention_score(
-    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, batch: CompressionBatch, scale: float
-) -> torch.Tensor:
+    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, batch: CompressionBatch, scale: float,
+    log_sums: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """See `zipage_kernels.reference.attention.attention_score`."""
-    arguments = first_pass(k_buffers, query_cache, batch, scale, None)
+    arguments = first_pass(k_buffers, query_cache, batch, scale, None, kept=log_sums)
     num_layers, num_heads, size = len(k_buffers), arguments["H"], batch.C
     out = torch.empty((batch.size, num_layers, num_heads, size), dtype=torch.float32, device=batch.rows.device)
     block = tile_rows(arguments["D"], k_buffers[0].dtype)

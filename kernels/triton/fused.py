@@ -13,7 +13,8 @@ import triton.language as tl
 from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch
 from zipage_kernels.triton.attention import first_pass, load_keys, looked_at, reduce_sums
 from zipage_kernels.triton.layers import padded, tile_rows
-from zipage_kernels.triton.queries import load_queries
+from zipage_kernels.triton.queries import load_log_sums, load_queries
+from zipage_kernels.triton.redundancy import inverse_lengths_of
 from zipage_kernels.triton.similarity import FIXED_POINT, STRETCH
 
 OPTIONS = dict(num_warps=8, num_stages=1)
@@ -24,7 +25,7 @@ REGISTERS = 128  # a thread: two programs on a multiprocessor, so that one loads
 def _sort_blocks(
     positions, inverse, rows, kv_lens, starts, order, slots, ordered_inverse, protected, sums, log_sums,
     row_stride, L, C, BLOCKS, SPLITS,
-    H: tl.constexpr, BLOCK: tl.constexpr, PAD_BLOCK: tl.constexpr,
+    H: tl.constexpr, BLOCK: tl.constexpr, PAD_BLOCK: tl.constexpr, KEPT: tl.constexpr,
     QUERIES: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
 ):  # fmt: skip
     """One block's candidates by position, their slots and inverse key lengths; -1, 0 and 0 behind the last.
@@ -36,8 +37,9 @@ def _sort_blocks(
     line = pid // BLOCKS
     r = line // H // L
     kv_len = tl.load(kv_lens + r)
-    if block == 0:
-        reduce_sums(sums, log_sums, line, kv_len, SPLITS, QUERIES, PAD, SPLIT, SPLITS_MAX)
+    if not KEPT:
+        if block == 0:
+            reduce_sums(sums, log_sums, line, kv_len, SPLITS, QUERIES, PAD, SPLIT, SPLITS_MAX)
     first = (block * BLOCK).to(tl.int32)
     end = tl.minimum(first + BLOCK, kv_len - tl.load(starts + r))
     i = tl.arange(0, PAD_BLOCK)
@@ -111,10 +113,10 @@ def _finish(total, value, index, n, scale, order, totals, protected, BLOCK: tl.c
 @triton.jit(do_not_specialize=["query_rows", "kv_lens", "starts", "L", "C", "BLOCKS"])
 def _block_scores(
     k_first, k_offsets, query_cache, query_rows, order, slots, inverse, kv_lens, starts, log_sums, attention, totals,
-    protected, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, threshold, L, C, BLOCKS,
+    protected, slot_stride, head_stride, q_layer_stride, q_row_stride, sums_stride, scale, threshold, L, C, BLOCKS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, TWO: tl.constexpr,
+    KEPT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TWO: tl.constexpr,
 ):  # fmt: skip
     """I, row sums and protected entries of one block of candidates of one head, held as one or two tiles of ROWS keys.
 
@@ -155,7 +157,9 @@ def _block_scores(
             query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
             WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
         )  # fmt: skip
-        log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
+        log_sum = load_log_sums(
+            log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT
+        )
         seen0 += looked_at(k0, start + j0, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, ROWS)
         if TWO:
             seen1 += looked_at(k1, start + j1, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, ROWS)
@@ -191,11 +195,16 @@ def block_scores(
     scale: float,
     block: int,
     threshold: float,
+    log_sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(I, row sums fp32, protected entries in fixed point int32), all [R, L, H, C], undefined at padding."""
-    inverse = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     reduction: dict = {}
-    arguments = first_pass(k_buffers, query_cache, batch, scale, inverse, reduction)
+    if log_sums is None:
+        inverse = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
+    else:
+        inverse = inverse_lengths_of(k_buffers, batch)
+        reduction.update(sums=None, SPLITS=0, SPLIT=0, SPLITS_MAX=0, QUERIES=0, PAD=0)
+    arguments = first_pass(k_buffers, query_cache, batch, scale, inverse, reduction, log_sums)
     size, num_layers, num_heads, candidates = positions.shape
     blocks, pad = triton.cdiv(candidates, block), padded(block, 16)
     programs = size * num_layers * num_heads * blocks
@@ -208,7 +217,7 @@ def block_scores(
     _sort_blocks[(programs,)](
         positions, inverse, batch.rows, batch.lengths.kv_lens, batch.lengths.starts, order, slots, ordered_inverse, protected,
         log_sums=arguments["log_sums"], row_stride=batch.rows.stride(0), L=num_layers, C=candidates, BLOCKS=blocks,
-        H=num_heads, BLOCK=block, PAD_BLOCK=pad, **reduction, num_warps=1,
+        H=num_heads, BLOCK=block, PAD_BLOCK=pad, KEPT=log_sums is not None, **reduction, num_warps=1,
     )  # fmt: skip
     exact = k_buffers[0].dtype == torch.float32  # such products are made in registers
     two = pad > tile_rows(arguments["D"], k_buffers[0].dtype)

@@ -32,6 +32,25 @@ def store_query(q: torch.Tensor, dst: torch.Tensor, cache_layer: torch.Tensor) -
     )
 
 
+@triton.jit
+def _store_log_sums(step, dst, log_sums, step_layer_stride, layer_stride, Q_HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """One layer's of one row of the batch."""
+    row = tl.load(dst + tl.program_id(0))
+    if row != 0:
+        head = tl.arange(0, BLOCK)
+        layer = tl.program_id(1).to(tl.int64)
+        found = tl.load(step + layer * step_layer_stride + tl.program_id(0) * Q_HEADS + head, mask=head < Q_HEADS)
+        tl.store(log_sums + layer * layer_stride + row * Q_HEADS + head, found, mask=head < Q_HEADS)
+
+
+def store_log_sums(step: torch.Tensor, dst: torch.Tensor, log_sums: torch.Tensor) -> None:
+    """See `zipage_kernels.reference.attention.store_log_sums`.  For a CUDA graph, as `store_query` is."""
+    layers, size, heads = step.shape
+    _store_log_sums[(size, layers)](
+        step, dst, log_sums, step.stride(0), log_sums.stride(0), Q_HEADS=heads, BLOCK=padded(heads), num_warps=1
+    )
+
+
 class WindowTiles(NamedTuple):
     """How a window's queries are cut: a tile holds all heads of a group (pad_g) for pad_w window tokens."""
 
@@ -69,3 +88,21 @@ def load_queries(
     if UPCAST:
         q = q.to(tl.float32)
     return q, token, g * WINDOW + token, valid
+
+
+@triton.jit
+def load_log_sums(
+    log_sums, query_rows, r, layer, line, token, number, valid, layer_stride,
+    H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
+    """log2 of the softmax sums of the queries of `load_queries`; +inf for those that do not exist, so that their weights are 0.
+
+    log_sums: with KEPT those of the query cache, fp32 [L, M*w + 1, H * GROUP], else of the first pass, [R, L, H, GROUP * WINDOW].
+    line: int64, the head's number among all of the batch.
+    """
+    if KEPT:
+        row = tl.load(query_rows + r * WINDOW + token, mask=valid, other=0).to(tl.int64)
+        at = layer.to(tl.int64) * layer_stride + row * (H * GROUP) + line % H * GROUP + number // WINDOW
+    else:
+        at = line * GROUP * WINDOW + number
+    return tl.load(log_sums + at, mask=valid, other=float("inf"))

@@ -10,7 +10,7 @@ import triton.language as tl
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.attention import first_pass, load_keys, looked_at
 from zipage_kernels.triton.layers import bf16_bits, bf16_value, tile_rows
-from zipage_kernels.triton.queries import load_queries
+from zipage_kernels.triton.queries import load_log_sums, load_queries
 
 SPLIT_ROWS = 512  # candidates that one program takes
 OPTIONS = dict(num_warps=4, num_stages=2)
@@ -22,10 +22,10 @@ KEYS = 64  # of one tile
 )
 def _add_attention(
     k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, log_sums, seen, known,
-    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, layer_stride, scale, L, C, SPLITS,
+    row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, sums_stride, layer_stride, scale, L, C, SPLITS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+    KEPT: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One split of one head's candidates.  seen: the bits of a bf16 table.  known: batch.seen."""
     pid = tl.program_id(0)
@@ -48,7 +48,7 @@ def _add_attention(
         query_cache, query_rows, r, layer, head, 0, q_layer_stride, q_row_stride,
         WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
     )  # fmt: skip
-    log_sum = tl.load(log_sums + line * GROUP * WINDOW + number, mask=valid, other=float("inf"))
+    log_sum = load_log_sums(log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT)
     for t_first in range(first, end, BLOCK):
         t = t_first + tl.arange(0, BLOCK)
         # Past the end the last row comes again: its result is not stored, and no load needs a mask.
@@ -63,17 +63,20 @@ def _add_attention(
                 query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
                 WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
             )  # fmt: skip
-            log_sum2 = tl.load(log_sums + line * GROUP * WINDOW + number2, mask=valid2, other=float("inf"))
+            log_sum2 = load_log_sums(
+                log_sums, query_rows, r, layer, line, token2, number2, valid2, sums_stride, H, WINDOW, GROUP, KEPT
+            )
             total += looked_at(k, t, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         value = total / WINDOW + bf16_value(bits)
         tl.store(table + slots * H, bf16_bits(value), mask=inside)
 
 
 def add_attention(
-    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, seen: torch.Tensor, batch: CompressionBatch, scale: float
-) -> None:
+    k_buffers: list[torch.Tensor], query_cache: torch.Tensor, seen: torch.Tensor, batch: CompressionBatch, scale: float,
+    log_sums: torch.Tensor | None = None,
+) -> None:  # fmt: skip
     """See `zipage_kernels.reference.seen.add_attention`."""
-    arguments = first_pass(k_buffers, query_cache, batch, scale, None)
+    arguments = first_pass(k_buffers, query_cache, batch, scale, None, kept=log_sums)
     splits = triton.cdiv(batch.C, SPLIT_ROWS)
     _add_attention[(batch.size * len(k_buffers) * splits * arguments["H"],)](
         **arguments, seen=seen.view(torch.int16), known=batch.lengths.seen, layer_stride=seen.stride(0), SPLITS=splits,

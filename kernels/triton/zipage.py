@@ -172,16 +172,17 @@ def zipage_score(
     block: int,
     redundancy: str,
     pooling: str,
+    log_sums: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `zipage_kernels.reference.zipage.zipage_score`."""
     compared = 0 if redundancy == "none" else compared_keys(redundancy, block)
     totals = protected = None
     if redundancy == "lightning" and fused.fits(k_buffers[0], batch, block):
         attention, totals, protected = fused.block_scores(
-            k_buffers, query_cache, batch, positions, scale, block, THRESHOLD
+            k_buffers, query_cache, batch, positions, scale, block, THRESHOLD, log_sums
         )
     else:
-        attention = attention_score(k_buffers, query_cache, batch, scale)
+        attention = attention_score(k_buffers, query_cache, batch, scale, log_sums)
         if redundancy != "none":
             totals, protected = similarity_sums(k_buffers, batch, positions, compared, THRESHOLD)
     pooled = {"never": 0, "once": 1, "always": 2}[pooling]

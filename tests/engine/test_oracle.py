@@ -52,7 +52,7 @@ SETTINGS = {
     ),
     # By default all queries since the last compression score, here half of them, and three quarters.
     "windows-retract": dict(
-        method=dict(policy="zipage"), engine=dict(page_size=16, chunked_prefill_size=48), retract=23, windows=True,
+        method=dict(policy="zipage"), engine=dict(page_size=16, chunked_prefill_size=48), retract=23, windows=True, sums=True,
     ),
     "windows-compress": dict(
         method=dict(policy="zipage", passes=2, prefix="compress", budget=64), engine=dict(page_size=4), copies=True, windows=True,
@@ -123,10 +123,11 @@ def check_traces(run, folder, scored):
             assert ((trace.scores[-1] >= 0) == trace.held(trace.compressions).any(axis=(0, 1))).all()
 
 
-def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, copies=False, windows=False):
+def check_against_oracle(oracle_model, tmp_path, method, engine, retract=None, copies=False, windows=False, sums=False):
     method = dict(budget=BUDGET, block=BLOCK, window=WINDOW) | method
     flags = {f"zipage_{'lambda' if k == 'lam' else k}": v for k, v in method.items()}
     env = dict(SGLANG_TEST_RETRACT=1, SGLANG_TEST_RETRACT_INTERVAL=retract) if retract else {}
+    env |= dict(ZIPAGE_SUMS=1) if sums else {}  # the attention gives softmax sums
     ids, rounds = prompts(), []
     for n in range(2):
         rounds.append([request(f"r{n}-{i}", p, m) for i, (p, m) in enumerate(zip(ids, lengths(n)))])

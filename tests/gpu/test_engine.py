@@ -2,6 +2,7 @@
 agree with itself between the same settings.  All engines start at once; a table of what was seen is printed (-s)."""
 
 import concurrent.futures
+import json
 import os
 import random
 import time
@@ -25,6 +26,8 @@ UNCHECKED = {name: "0" for name in CHECKS}
 SETTINGS = {
     "base": ({}, UNCHECKED),
     "checked": ({}, {}),
+    "sums": ({}, {**UNCHECKED, "ZIPAGE_LOOK_AT_SUMS": "1"}),
+    "sums-eager": (dict(disable_cuda_graph=True, page_size=16), {**UNCHECKED, "ZIPAGE_LOOK_AT_SUMS": "1"}),
     "eager": (dict(disable_cuda_graph=True), UNCHECKED),
     "no-overlap": (dict(disable_overlap_schedule=True), UNCHECKED),
     "coarse-barrier": ({}, {**UNCHECKED, "SGLANG_FORCE_COARSE_WAR_BARRIER": "1"}),
@@ -64,8 +67,12 @@ def mixed_rounds():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpu")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
     jobs = {name: (GPU | METHOD | engine, env) for name, (engine, env) in (MIXED | SETTINGS).items()}
     jobs |= {f"full-{n}": (GPU | SETTINGS[n][0], SETTINGS[n][1]) for n in PLAIN}
     with concurrent.futures.ThreadPoolExecutor(max_workers=int(os.environ.get("ZIPAGE_GPU_ENGINES", "7"))) as pool:
@@ -138,6 +145,17 @@ def test_windows_score_behind_the_step_in_flight(runs):
 def test_early_plans_are_noticed(runs):
     run, base = runs["mixed-early-plans"], ok(runs, "mixed")
     assert isinstance(run, BaseException) or agreement(run, base) < agreement(ok(runs, "mixed-slow"), base)
+
+
+@pytest.mark.parametrize("name", ["sums", "sums-eager"])
+def test_attention_gives_the_softmax_sums_of_its_queries(runs, folder, name):
+    """Those that scoring uses, of every window of every request, against products in fp32."""
+    run = ok(runs, name)
+    lines = [json.loads(line) for line in (folder / name / "sums.jsonl").read_text().splitlines()]
+    assert sum(line["scoring"] for line in lines) >= run.info["passes"] > 200
+    worst = max(line["difference"] for line in lines)
+    print(f"{name}: {len(lines)} windows, largest difference {worst:.4f} of log2 of a sum")
+    assert worst < 0.02
 
 
 def test_full_kv_is_right(runs):

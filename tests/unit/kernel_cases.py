@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -45,6 +46,19 @@ class Case:
     query_cache: torch.Tensor
     tables: Tables
     requests: tuple[Request, ...]
+
+    def log_sums(self, scale: float) -> torch.Tensor:
+        """What the attention that served the cached queries found, fp32 [L, M*w + 1, Hq]; NaN where there is no query."""
+        heads = self.k_buffers[0].shape[1]
+        found = torch.full(self.query_cache.shape[:3], torch.nan, dtype=torch.float64)
+        for r, kv_len in enumerate(self.batch.kv_lens):
+            for token, row in enumerate(self.batch.query_rows[r].tolist()):
+                slots = self.batch.rows[r, : kv_len - self.batch.window + token + 1]  # up to the query's own
+                for layer, k_buffer in enumerate(self.k_buffers):
+                    queries = self.query_cache[layer, row].double().view(heads, -1, k_buffer.shape[2])
+                    logits = torch.einsum("hgd,thd->hgt", queries, k_buffer[slots].double()) * scale
+                    found[layer, row] = (logits.logsumexp(dim=-1) / math.log(2)).flatten()
+        return found.float()
 
     def slots(self, r: int) -> list[int]:
         """Slots of request r's candidates."""

@@ -20,6 +20,8 @@ def test_matches_the_formula(dtype, heads, group, window, strided):
     case = make_case(heads=heads, group=group, window=window, dtype=dtype, strided=strided)
     scores = ops.attention_score(case.k_buffers, case.query_cache, case.batch, scale=0.7)
     assert scores.dtype == torch.float32 and scores.shape == (4, 2, heads, 30)
+    again = ops.attention_score(case.k_buffers, case.query_cache, case.batch, scale=0.7, log_sums=case.log_sums(0.7))
+    torch.testing.assert_close(again, scores, rtol=2e-5, atol=1e-7)
     for r, n in enumerate(case.batch.num_candidates):
         assert (scores[r, :, :, n:] == -torch.inf).all()
         for layer in range(2):

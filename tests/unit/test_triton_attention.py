@@ -21,11 +21,13 @@ CLOSE = dict(rtol=2e-5, atol=1e-6)
         (torch.bfloat16, dict(heads=1, group=7, window=18, head_dim=16)),  # two tiles of queries
     ],
 )
-def test_matches_the_reference(dtype, options):
-    case, device_case = both(dtype=dtype, **options)
-    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
-    c = device_case
-    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+@pytest.mark.parametrize("kept", [False, True])
+def test_matches_the_reference(kept, dtype, options):
+    case, c = both(dtype=dtype, **options)
+    sums = case.log_sums(0.7) if kept else None
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7, sums)
+    sums = sums if sums is None else sums.to(DEVICE)
+    assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7, sums), expected, **CLOSE)
 
 
 def test_keys_and_queries_of_different_types():
@@ -77,6 +79,25 @@ def test_nan_of_one_query_spoils_its_group_only():
     expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
     assert expected[0, 0, 1].isnan().all()
     assert_same(twins.attention_score(c.k_buffers, c.query_cache, c.batch, 0.7), expected, **CLOSE)
+
+
+def test_kept_log_sums_are_used_as_they_are():
+    """One more than the right ones halves every weight: nothing is found anew."""
+    case, c = both(REQUESTS, layers=1)
+    expected = reference.attention_score(case.k_buffers, case.query_cache, case.batch, 0.7)
+    sums = case.log_sums(0.7) + 1
+    for attend, each in ((reference.attention_score, case), (twins.attention_score, c)):
+        found = attend(each.k_buffers, each.query_cache, each.batch, 0.7, sums.to(each.batch.rows.device))
+        assert_same(found, expected / 2, **CLOSE)
+
+
+def test_store_log_sums_writes_named_rows_only():
+    cache = torch.full((3, 9, 4), 7.0, device=DEVICE)
+    step = torch.randn(3, 8, 4, device=DEVICE)[:, :5]  # a batch is a part of what there is room for
+    twins.store_log_sums(step, torch.tensor([3, 0, 8, 0, 1], device=DEVICE), cache)
+    for row, source in ((3, 0), (8, 2), (1, 4)):
+        assert torch.equal(cache[:, row], step[:, source])
+    assert (cache[:, [0, 2, 4, 5, 6, 7]] == 7.0).all()
 
 
 def test_store_query_writes_named_rows_only():

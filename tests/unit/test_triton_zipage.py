@@ -13,32 +13,37 @@ from zipage_sglang.pipeline import KVBuffers, compress
 from zipage_sglang.policies import make_policy
 
 
-def check(case, block, redundancy="lightning", pooling="once"):
+def check(case, block, redundancy="lightning", pooling="once", kept=False):
+    sums = case.log_sums(0.7) if kept else None
     knobs = dict(scale=0.7, alpha=0.35, lam=0.6, tau=0.3, block=block, redundancy=redundancy, pooling=pooling)
     positions = positions_of(case)
     c = to_device(case)
-    expected = reference.zipage_score(case.k_buffers, case.query_cache, case.tables, case.batch, positions, **knobs)
+    expected = reference.zipage_score(case.k_buffers, case.query_cache, case.tables, case.batch, positions, log_sums=sums, **knobs)
     actual = twins.zipage_score(
-        c.k_buffers, c.query_cache, c.tables, c.batch, positions.to(c.batch.rows.device), **knobs
-    )
+        c.k_buffers, c.query_cache, c.tables, c.batch, positions.to(c.batch.rows.device),
+        log_sums=sums if sums is None else sums.to(c.batch.rows.device), **knobs,
+    )  # fmt: skip
     for ours, wanted in zip(actual, expected, strict=True):
         real = positions >= 0
         assert_same(ours.cpu()[real], wanted[real], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype, block", [(torch.float32, 7), (torch.float32, 40), (torch.bfloat16, 33)])
-def test_blocks_on_chip(dtype, block):
+@pytest.mark.parametrize(
+    "dtype, block, kept", [(torch.float32, 7, True), (torch.float32, 40, False), (torch.bfloat16, 33, False), (torch.bfloat16, 33, True)]
+)
+def test_blocks_on_chip(dtype, block, kept):
     """One tile and two; the second request's candidates are not in position order."""
     case, c = both(heads=1, dtype=dtype, strided=True, head_dim=24)
     assert fused.fits(c.k_buffers[0], c.batch, block)
     add_duplicates(case)
-    check(case, block)
+    check(case, block, kept=kept)
 
 
 def test_blocks_that_do_not_fit():
     case, c = both(REQUESTS[1:], layers=1, heads=1)
     assert not fused.fits(c.k_buffers[0], c.batch, 70)
     check(case, 70)
+    check(case, 70, kept=True)
 
 
 @pytest.mark.parametrize("redundancy, pooling", [("flash", "always"), ("none", "once"), ("lightning", "never")])

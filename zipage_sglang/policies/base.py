@@ -52,7 +52,7 @@ class View:
     def attention(self) -> torch.Tensor:
         """I, fp32 [R, L, H, C]: attention of the window's queries to each candidate."""
         b = self.buffers
-        return ops.attention_score(b.k_buffers, b.query_cache, self.batch, b.scale)
+        return ops.attention_score(b.k_buffers, b.query_cache, self.batch, b.scale, b.log_sums)
 
     def previous(self) -> torch.Tensor:
         """F of the request's previous compression, fp32 [R, L, H, C], 0 for tokens that have none."""
@@ -73,7 +73,7 @@ class View:
         b = self.buffers
         scores, self.importance = ops.zipage_score(
             b.k_buffers, b.query_cache, b.tables, self.batch, self.positions, b.scale,
-            alpha, lam, tau, block, redundancy, pooling,
+            alpha, lam, tau, block, redundancy, pooling, b.log_sums,
         )  # fmt: skip
         return scores
 

@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from zipage_sglang.compressor import most_candidates
 from zipage_sglang.config import ZipageConfig
-from zipage_sglang.runtime import EXTRA_SLOTS, ModelShape, query_slot_bytes, slot_share, table_bytes_per_token, workspace_bytes
+from zipage_sglang.runtime import (
+    EXTRA_SLOTS,
+    ModelShape,
+    query_slot_bytes,
+    slot_share,
+    step_bytes,
+    table_bytes_per_token,
+    workspace_bytes,
+)
+
+
+MOST_REQUESTS = 4096  # rows of SGLang's request table, where no flag says how many
 
 
 def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
@@ -26,10 +37,12 @@ def slots_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> i
     return math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
 
 
-def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int) -> int:
-    """Bytes that do not grow with the pool: the workspace and the other query slots."""
+def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int, max_running: int | None) -> int:
+    """Bytes that do not grow with the pool: the workspace, the other query slots, and what one step says of each request.
+    max_running: requests, None where the server chooses."""
     slots = config.query_slots or EXTRA_SLOTS + 1
-    return workspace(config, shape, context_len) + slots * query_slot_bytes(shape, config.window, itemsize)
+    return (workspace(config, shape, context_len) + slots * query_slot_bytes(shape, config.window, itemsize)
+            + (max_running or MOST_REQUESTS) * step_bytes(shape))
 
 
 def pool_tokens(room: int, kv_bytes: int, config: ZipageConfig, shape: ModelShape, itemsize: int, max_running: int | None) -> int:

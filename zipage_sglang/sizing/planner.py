@@ -96,7 +96,7 @@ def make_plan(setting: Setting, prompt: int = 0, output: int | None = None, band
     if available <= 0:
         raise DoesNotFit(f"{gib(s.weights.total / s.tp)} of weights do not fit into {s.fraction:.3f} of {gib(s.memory)}: "
                          "raise --mem-fraction-static or --tp-size, or use a larger GPU")
-    room = available - fixed(config, s.shape, s.context_len, s.itemsize)
+    room = available - fixed(config, s.shape, s.context_len, s.itemsize, s.max_running)
     pool = _pool(s, pool_tokens(room, s.kv_bytes, config, s.shape, s.itemsize, s.max_running))
     full_pool = _pool(s, available // s.kv_bytes)
     # Admission promises a request its prompt, K + b tokens and a page (design: reservation).

@@ -1,11 +1,11 @@
 """A test-only SGLang plugin, loaded in the scheduler process beside the real one: records what happened there, and does what the
-environment asks for (events, streams, mutations), so that tests can show that they notice."""
+environment asks for (events, streams, sums, mutations), so that tests can show that they notice."""
 
 import json
 import os
 
 import torch
-from zipage_probe import events, mutations, streams
+from zipage_probe import events, mutations, streams, sums
 
 
 def register():
@@ -27,6 +27,10 @@ def register():
         streams.slow_compressions(float(ms))
     if spec := os.environ.get("ZIPAGE_DELAY"):
         streams.delayed_compressions(**json.loads(spec))
+    if os.environ.get("ZIPAGE_SUMS"):
+        sums.given()
+    if os.environ.get("ZIPAGE_LOOK_AT_SUMS"):
+        sums.looked_at(out)
     if os.environ.get("ZIPAGE_UNCHECKED"):
         events.unchecked()
     if os.environ.get("ZIPAGE_UNPINNED") and not torch.cuda.is_available():
