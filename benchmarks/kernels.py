@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import statistics
@@ -35,6 +34,9 @@ LAYERS, Q_HEADS, KV_HEADS, HEAD_DIM = 36, 32, 8, 128
 CONFIG = ZipageConfig(**PRESETS["paper"])
 WINDOWS = dataclasses.replace(CONFIG, passes=0)  # so that passes are captured too
 SCALE = HEAD_DIM**-0.5
+# Of --sweep: rows of a split, keys of a tile, stages, warps.
+PASSES = ((512, 64, 2, 4), (512, 64, 3, 4), (512, 64, 4, 4), (512, 32, 4, 4), (512, 128, 2, 8), (512, 128, 3, 8), (512, 128, 3, 4),
+          (1024, 64, 3, 4), (1024, 128, 3, 8), (2304, 64, 3, 4))
 
 
 class Setting:
@@ -296,7 +298,7 @@ def sweep_rows(report: Report, setting: Setting) -> list[list]:
         trial("_softmax_sums", f"_softmax_sums {keys} keys, {stages} stages, {warps} warps",
               [(attention, "FIRST_PASS_KEYS", keys), (attention, "FIRST_PASS", options)],
               lambda: ops.attention_score(b.k_buffers, b.query_cache, batch, SCALE))
-    for split, keys, stages, warps in itertools.product((512, 1024, 2304), (32, 64, 128), (2, 3, 4), (4, 8)):
+    for split, keys, stages, warps in PASSES:
         trial("_add_attention", f"_add_attention {split} rows, {keys} keys, {stages} stages, {warps} warps",
               [(seen, "SPLIT_ROWS", split), (seen, "KEYS", keys), (seen, "OPTIONS", dict(num_warps=warps, num_stages=stages))],
               scoring)

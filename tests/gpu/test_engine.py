@@ -38,6 +38,7 @@ SETTINGS = {
     "compress-prefix": (dict(zipage_prefix="compress"), {}),
     "async": (dict(zipage_async_steps=2), {}),
     "one-window": (dict(zipage_passes=1), {}),
+    "prefill-graphs": (dict(disable_prefill_cuda_graph=False), {}),  # SGLang's default, left out above because it takes time to start
 }
 PLAIN = ("base", "eager", "no-overlap")
 # Another batch at almost every step, all of it in captured graphs, and compressions that outlast the host: whatever does not wait
