@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from zipage_patches.compat import arguments
 
 
@@ -28,8 +29,9 @@ def kept(backend, q, layer, forward_batch, out):
     out: fp32 [B, Hq], on the device.  The wrapper's method is covered by one of the instance, so that FlashInfer stays as it is
     for others.
     """
-    decode = getattr(backend, "decode_backend", backend)  # of a backend that is put together of two
-    wrapper = decode.forward_metadata.decode_wrappers[0]
+    if not isinstance(backend, FlashInferAttnBackend):
+        backend = backend.decode_backend  # it is put together of two
+    wrapper = backend.forward_metadata.decode_wrappers[0]
     run = wrapper.run
 
     def keeping(*args, **kwargs):

@@ -14,7 +14,6 @@ import triton.language as tl
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.layers import LOG2_E, layer_table, padded, tile_rows, upcast
 from zipage_kernels.triton.queries import load_log_sums, load_queries, window_tiles
-from zipage_kernels.triton.similarity import inverse_lengths
 
 # Rows that one program of the first pass takes (whole tiles), more where that makes over MOST_SPLITS splits of a row.
 SPLIT_ROWS = 512
@@ -47,16 +46,15 @@ def load_keys(keys, slots, inside, slot_stride, D: tl.constexpr, BLOCK_D: tl.con
     do_not_specialize=["rows", "query_rows", "kv_lens", "starts", "row_stride", "L", "C", "SPLITS"]
 )
 def _softmax_sums(
-    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, sums, inverse,
+    k_first, k_offsets, rows, query_cache, query_rows, kv_lens, starts, sums,
     row_stride, slot_stride, head_stride, q_layer_stride, q_row_stride, scale, L, C, SPLITS,
     H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILES: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ALIGN: tl.constexpr, UPCAST: tl.constexpr,
-    BLOCK_T: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr, LENGTHS: tl.constexpr,
+    BLOCK_T: tl.constexpr, SPLIT: tl.constexpr, SPLITS_MAX: tl.constexpr,
 ):  # fmt: skip
     """First pass: maximum and sum (of powers of 2) of the logits of one split, for one tile of window tokens.
 
-    sums: fp32 [R, L, H, SPLITS, 2, GROUP * WINDOW].  With LENGTHS, inverse: fp32 [R, L, H, C], the candidates'
-    inverse key lengths, since the keys pass by anyway.
+    sums: fp32 [R, L, H, SPLITS, 2, GROUP * WINDOW].
     """
     QUERIES: tl.constexpr = PAD_G * PAD_W
     pid = tl.program_id(0)
@@ -77,7 +75,6 @@ def _softmax_sums(
     keys = k_first + tl.multiple_of(tl.load(k_offsets + layer), ALIGN) + head * head_stride
     row = rows + r.to(tl.int64) * row_stride
     line = ((r * L + layer) * H + head).to(tl.int64)
-    start = tl.load(starts + r)
 
     end = tl.minimum((split + 1) * length, kv_len)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
@@ -87,8 +84,6 @@ def _softmax_sums(
         # Past the end the last row comes again: it is not visible there, and no load needs a mask.
         slots = tl.load(row + tl.minimum(t, kv_len - 1))
         k = load_keys(keys, slots, None, slot_stride, D, BLOCK_D, UPCAST)
-        if LENGTHS:
-            tl.store(inverse + line * C + t - start, inverse_lengths(k), mask=(t < kv_len) & (t >= start))
         dots = tl.dot(q, tl.trans(k), input_precision="ieee")
         if first + BLOCK_T > kv_len - WINDOW + 1:  # else all of it is visible
             dots = tl.where(t[None, :] <= last_visible[:, None], dots, -float("inf"))
@@ -133,20 +128,26 @@ def _log_sums(
 
 @triton.jit
 def looked_at(
-    keys, t, q, token, log_sum, kv_len, scale,
+    keys, t, last, q, token, log_sum, kv_len, scale,
     WINDOW: tl.constexpr, PAD_G: tl.constexpr, PAD_W: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum over the tile's window tokens of the largest weight in the group, for ROWS keys at row indices t: fp32 [ROWS].
 
-    log_sum: +inf for queries that do not exist, so that their weights are 0.
+    last: at least the largest of t.  log_sum: +inf for queries that do not exist, so that their weights are 0.  The caller adds
+    `poison_of` it.
     """
     weights = tl.exp2(tl.dot(keys, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
-    if tl.max(t, axis=0) > kv_len - WINDOW:
+    if last > kv_len - WINDOW:
         weights = tl.where(t[:, None] <= (kv_len - WINDOW + token)[None, :], weights, 0.0)
     best = tl.max(tl.reshape(weights, [ROWS, PAD_G, PAD_W]), axis=1)
-    # A maximum drops NaN; a query has NaN in all of its weights or in none, and then its sum is NaN as well.
-    poison = tl.sum(tl.where(log_sum != log_sum, log_sum, 0.0), axis=0)
-    return tl.sum(best, axis=1) + poison
+    return tl.sum(best, axis=1)
+
+
+@triton.jit
+def poison_of(log_sum):
+    """NaN where a query has it, else 0.  A maximum drops NaN; a query has NaN in all of its weights or in none, and then in its
+    sum."""
+    return tl.sum(tl.where(log_sum != log_sum, log_sum, 0.0), axis=0)
 
 
 @triton.jit(
@@ -173,6 +174,7 @@ def _attention(
     slots = tl.load(rows + r.to(tl.int64) * row_stride + t, mask=inside, other=0)
     k = load_keys(keys, slots, inside, slot_stride, D, BLOCK_D, UPCAST)
     line = ((r * L + layer) * H + head).to(tl.int64)
+    last = tl.load(starts + r) + block * BLOCK_C + BLOCK_C - 1
     total = tl.zeros([BLOCK_C], tl.float32)
     for tile in range(TILES):
         q, token, number, valid = load_queries(
@@ -182,7 +184,7 @@ def _attention(
         log_sum = load_log_sums(
             log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT
         )
-        total += looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C)
+        total += looked_at(k, t, last, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C) + poison_of(log_sum)
     tl.store(out + line * C + j, tl.where(inside, total / WINDOW, -float("inf")), mask=j < C)
 
 
@@ -191,11 +193,10 @@ def first_pass(
     query_cache: torch.Tensor,
     batch: CompressionBatch,
     scale: float,
-    inverse: torch.Tensor | None,
     reduction: dict | None = None,
     kept: torch.Tensor | None = None,
 ) -> dict:
-    """Runs the first pass, which also fills `inverse` (fp32 [R, L, H, C], see the kernel) unless it is None.
+    """Runs the first pass.
 
     Returns the arguments, by name, of a kernel that does the second.  reduction: filled with those of `reduce_sums`, which
     the caller then runs in a kernel of his own before the second pass, to save a launch.  kept: log sums of the query cache; with
@@ -228,7 +229,7 @@ def first_pass(
     tiles = window_tiles(batch.window, group, 16 if dtype == torch.float32 else 128)
     split = dict(SPLITS=splits, SPLIT=SPLIT_ROWS, SPLITS_MAX=MOST_SPLITS)
     _softmax_sums[(lines * tiles.count * splits,)](
-        **arguments, **split, sums=sums, inverse=inverse, LENGTHS=inverse is not None, TILES=tiles.count, PAD_G=tiles.pad_g,
+        **arguments, **split, sums=sums, TILES=tiles.count, PAD_G=tiles.pad_g,
         PAD_W=tiles.pad_w, BLOCK_T=min(FIRST_PASS_KEYS, tile_rows(head_dim, dtype)), **FIRST_PASS,
     )  # fmt: skip
     last = dict(sums=sums, **split, QUERIES=queries, PAD=padded(queries))
@@ -244,7 +245,7 @@ def attention_score(
     log_sums: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """See `zipage_kernels.reference.attention.attention_score`."""
-    arguments = first_pass(k_buffers, query_cache, batch, scale, None, kept=log_sums)
+    arguments = first_pass(k_buffers, query_cache, batch, scale, kept=log_sums)
     num_layers, num_heads, size = len(k_buffers), arguments["H"], batch.C
     out = torch.empty((batch.size, num_layers, num_heads, size), dtype=torch.float32, device=batch.rows.device)
     block = tile_rows(arguments["D"], k_buffers[0].dtype)

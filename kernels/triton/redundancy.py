@@ -99,21 +99,6 @@ def compared_keys(mode: str, block: int) -> int:
     return block if mode == "lightning" else 0
 
 
-def inverse_lengths_of(k_buffers: list[torch.Tensor], batch: CompressionBatch) -> torch.Tensor:
-    """Inverse lengths of all candidates' keys, fp32 [R, L, H, C], undefined at padding."""
-    table = layer_table(k_buffers)
-    num_layers, (num_heads, head_dim), candidates = len(k_buffers), table.first.shape[1:], batch.C
-    inverse = torch.empty((batch.size, num_layers, num_heads, candidates), dtype=torch.float32, device=batch.rows.device)
-    rows = tile_rows(head_dim, table.first.dtype)
-    tiles = triton.cdiv(candidates, rows)
-    _inverse_lengths[(batch.size * num_layers * tiles * num_heads,)](
-        table.first, table.offsets, batch.rows, batch.lengths.kv_lens, batch.lengths.starts, inverse, batch.rows.stride(0),
-        table.slot_stride, table.head_stride, num_layers, candidates, tiles, H=num_heads, D=head_dim,
-        BLOCK_D=padded(head_dim, 16), ALIGN=table.align, UPCAST=upcast(table.first.dtype), ROWS=rows,
-    )  # fmt: skip
-    return inverse
-
-
 def similarity_sums(
     k_buffers: list[torch.Tensor], batch: CompressionBatch, positions: torch.Tensor, block: int, threshold: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,9 +112,13 @@ def similarity_sums(
     )  # fmt: skip
     totals = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     protected = torch.zeros_like(positions)
-    inverse = inverse_lengths_of(k_buffers, batch)
+    inverse = torch.empty_like(totals)
     rows = tile_rows(head_dim, table.first.dtype)
     tiles = triton.cdiv(candidates, rows)
+    _inverse_lengths[(size * num_layers * tiles * num_heads,)](
+        table.first, table.offsets, batch.rows, lengths.kv_lens, lengths.starts, inverse, batch.rows.stride(0),
+        table.slot_stride, table.head_stride, num_layers, candidates, tiles, **shape, ROWS=rows,
+    )  # fmt: skip
     blocks = 1
     if block:
         rows = min(rows, padded(block, 16))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from zipage_kernels.batch import CompressionBatch
-from zipage_kernels.triton.attention import first_pass, load_keys, looked_at
+from zipage_kernels.triton.attention import first_pass, load_keys, looked_at, poison_of
 from zipage_kernels.triton.layers import bf16_bits, bf16_value, tile_rows
 from zipage_kernels.triton.queries import load_log_sums, load_queries
 
@@ -49,6 +49,7 @@ def _add_attention(
         WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
     )  # fmt: skip
     log_sum = load_log_sums(log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT)
+    poison = poison_of(log_sum)
     for t_first in range(first, end, BLOCK):
         t = t_first + tl.arange(0, BLOCK)
         # Past the end the last row comes again: its result is not stored, and no load needs a mask.
@@ -57,7 +58,8 @@ def _add_attention(
         # Early, so that it comes while the product is made.
         bits = tl.load(table + slots * H, mask=inside & (t < before), other=0)
         k = load_keys(keys, slots, None, slot_stride, D, BLOCK_D, UPCAST)
-        total = looked_at(k, t, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
+        last = t_first + BLOCK - 1
+        total = poison + looked_at(k, t, last, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         for tile in range(1, TILES):
             q2, token2, number2, valid2 = load_queries(
                 query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
@@ -66,7 +68,8 @@ def _add_attention(
             log_sum2 = load_log_sums(
                 log_sums, query_rows, r, layer, line, token2, number2, valid2, sums_stride, H, WINDOW, GROUP, KEPT
             )
-            total += looked_at(k, t, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
+            total += poison_of(log_sum2)
+            total += looked_at(k, t, last, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         value = total / WINDOW + bf16_value(bits)
         tl.store(table + slots * H, bf16_bits(value), mask=inside)
 
@@ -76,7 +79,7 @@ def add_attention(
     log_sums: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """See `zipage_kernels.reference.seen.add_attention`."""
-    arguments = first_pass(k_buffers, query_cache, batch, scale, None, kept=log_sums)
+    arguments = first_pass(k_buffers, query_cache, batch, scale, kept=log_sums)
     splits = triton.cdiv(batch.C, SPLIT_ROWS)
     _add_attention[(batch.size * len(k_buffers) * splits * arguments["H"],)](
         **arguments, seen=seen.view(torch.int16), known=batch.lengths.seen, layer_stride=seen.stride(0), SPLITS=splits,
