@@ -165,6 +165,14 @@ def early_plans():
     forward.load_batch = lambda original, runner, *args, **kwargs: original(runner, *args, **kwargs)
 
 
+def endless_groups():
+    """Nobody is admitted before there is room for everybody."""
+    from zipage_sglang import grouping
+
+    grouping.GROUP, init = 1, grouping.Groups.__init__
+    grouping.Groups.__init__ = lambda groups, most: init(groups, most and 1 << 30)
+
+
 def ignore_pressure():
     """Rows beyond their trigger are never compressed, whoever waits."""
     from zipage_sglang.manager import Manager
@@ -175,4 +183,4 @@ def ignore_pressure():
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
                                      uncounted_tokens, late_rows, pages_at_once, no_wait, unlock_at_once, last_window_only,
-                                     early_plans)}
+                                     early_plans, endless_groups)}
