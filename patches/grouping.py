@@ -1,7 +1,7 @@
 """Admissions in groups: while the pool is full, room that comes free may gather before somebody is admitted into it.
 
-Each admission is a prefill, for which all requests that run wait; where one is admitted whenever one ends, that is a large share of
-the steps (design: `zipage_sglang.grouping`).  Who may be admitted, and in which order, stays SGLang's decision.
+Each admission is a prefill, for which all requests that run wait.  `zipage_sglang.grouping` says when to put it off; who may be
+admitted, and in which order, stays SGLang's decision.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _outranks(scheduler, running_batch) -> bool:
 
 
 def _without_a_look(original, scheduler, running_batch):
-    """What else SGLang does there (grammars that are ready join the queue), as if the batch were full.  It stays as full as it is,
-    since what cleared the flag is not seen again."""
+    """What else SGLang does there (grammars that are ready join the queue), as if the batch were full.  Its flag stays as it was: what
+    cleared it is not seen again."""
     before = running_batch.batch_is_full, scheduler.enable_priority_preemption
     running_batch.batch_is_full, scheduler.enable_priority_preemption = True, False
     try:

@@ -40,7 +40,7 @@ class ZipageConfig:
     spread: steps over which the first compressions of requests that start together are spread, by coming that much early at most;
     1: all come at K + b; 0: a quarter of a block.
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
-    admit_every: decode steps that requests may be left waiting, where the pool is full, so that several are admitted at once; 0: none.
+    admit_every: decode steps that requests may be left waiting where the pool is full, so that several are admitted at once.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
     Raises ValueError (naming the flag) for values that cannot work.
@@ -119,7 +119,7 @@ class ZipageConfig:
 
     @property
     def group_steps(self) -> int:
-        """What `admit_every` comes to.  Under `pressure` rows are compressed for the first who waits, who is admitted at once then:
+        """What `admit_every` comes to.  Under `pressure` rows are compressed for the first who waits: were it not admitted at once,
         they would have lost tokens too early."""
         return self.admit_every if self.when == "always" else 0
 
