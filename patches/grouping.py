@@ -47,8 +47,8 @@ def _outranks(scheduler, running_batch) -> bool:
 
 
 def _without_a_look(original, scheduler, running_batch):
-    """What else SGLang does there (grammars that are ready join the queue), as if the batch were full.  Its flag stays as it was: what
-    cleared it is not seen again."""
+    """What else SGLang does there (grammars that are ready join the queue), as if the batch were full.  Its flag stays as it was:
+    what cleared it is not seen again."""
     before = running_batch.batch_is_full, scheduler.enable_priority_preemption
     running_batch.batch_is_full, scheduler.enable_priority_preemption = True, False
     try:

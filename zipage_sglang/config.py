@@ -119,8 +119,8 @@ class ZipageConfig:
 
     @property
     def group_steps(self) -> int:
-        """What `admit_every` comes to.  Under `pressure` rows are compressed for the first who waits: were it not admitted at once,
-        they would have lost tokens too early."""
+        """What `admit_every` comes to.  Under `pressure` rows are compressed for the first who waits: were it not admitted at
+        once, they would have lost tokens too early."""
         return self.admit_every if self.when == "always" else 0
 
     @property

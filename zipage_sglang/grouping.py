@@ -5,10 +5,10 @@ from __future__ import annotations
 GROUP = 32
 """Requests that run for each one of a full group.
 
-An admission stalls all R that run for s steps; a place that is empty for a step costs 1 / R of a step.  With outputs of L tokens R / L
-places come free in a step, and groups of k cost s R / (k L) + (k - 1) / 2R of it: least with k = R * sqrt(2 s / L).  R / 32 is that
-for s = 2, L = 4,096, and costs are flat around it.  Where outputs are longer places come free more rarely, and what is lost by
-waiting is bounded by `Groups.most`.  With fewer than 64 requests a full group is one: nobody waits for company.
+An admission stalls all R that run for s steps; a place that is empty for a step costs 1 / R of a step.  With outputs of L tokens
+R / L places come free in a step, and groups of k cost s R / (k L) + (k - 1) / 2R of it: least with k = R * sqrt(2 s / L).
+R / 32 is that for s = 2 and L = 4,096, and costs are flat around it.  Where outputs are longer places come free more rarely, and
+what is lost by waiting is bounded by `Groups.most`.  With fewer than 64 requests a full group is one: nobody waits for company.
 """
 
 

@@ -21,7 +21,7 @@ def small_groups(group, out):
         manager.groups.most = 0 if single else active.config.group_steps
         held, lacks = manager.stats.admissions_held, admission.shortage(manager.engine, running_batch, waiting=True).admission
         line = {"single": single, "waiting": len(scheduler.waiting_queue), "running": sum(not r.finished() for r in running_batch.reqs),
-                "fits": lacks is not None and lacks <= 0}  # the first that waits
+                "fits": lacks is not None and lacks < 0}  # the first that waits, with a slot to spare
         plan = admit(original, scheduler, running_batch)
         line["admitted"] = [r.rid for r in plan.batch_to_run.reqs] if plan.batch_to_run else []
         line["held"] = manager.stats.admissions_held > held
