@@ -1,12 +1,14 @@
 """Admissions in groups: who waits, how long at most, and what it comes to in prefills and empty places."""
 
 import types
+from unittest import mock
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from zipage_patches import active, grouping
 
+from zipage_sglang import grouping as rule
 from zipage_sglang.grouping import GROUP, Groups
 from zipage_sglang.stats import Stats
 
@@ -54,30 +56,32 @@ class Server:
         return admitted
 
 
-REQUESTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 60)), max_size=12)
+def requests(most, longest):
+    return st.lists(st.tuples(st.integers(1, 3), st.integers(1, longest)), max_size=most)
 
 
-@given(places=st.integers(3, 8 * GROUP), most=st.integers(0, 40), last=st.integers(-60, 0),
-       rows=st.none() | st.integers(0, 12 * GROUP), start=st.integers(0, 300), arrivals=st.lists(REQUESTS, max_size=60))
-@example(places=5 * GROUP, most=20, last=0, rows=12 * GROUP, start=300, arrivals=[[(1, 50)] * 3] * 30)
-@example(places=3 * GROUP, most=40, last=0, rows=3 * GROUP, start=200, arrivals=[])
-def test_nobody_is_left_waiting_for_longer_from_any_state(places, most, last, rows, start, arrivals):
-    server = Server(places, most)
-    server.groups.last, server.groups.rows = last, rows
-    server.waiting = [(1 + n % 3, 1 + 7 * n % 50) for n in range(start)]
-    for arriving in [*arrivals, *[()] * 50]:
-        nobody, room = not server.waiting, server.room
-        admitted = server.step(arriving)
-        assert server.late <= most
-        if nobody and arriving and arriving[0][0] <= room and rows is None:
-            assert admitted, "it came while nobody waited, and there was room"
-    steps = 0
-    while server.waiting:
-        steps += not server.step()
-        assert server.late <= most and steps <= (60 + most) * (start + 12 * 60)
+@settings(max_examples=300)
+@given(group=st.integers(1, 6), places=st.integers(3, 40), most=st.integers(0, 20), last=st.integers(-30, 0),
+       rows=st.none() | st.integers(0, 60), start=requests(60, 200), arrivals=st.lists(requests(3, 200), max_size=100))
+@example(group=4, places=20, most=10, last=0, rows=40, start=[(1, 1 + 40 * n % 200) for n in range(60)], arrivals=[])
+def test_nobody_is_left_waiting_for_longer_from_any_state(group, places, most, last, rows, start, arrivals):
+    with mock.patch.object(rule, "GROUP", group):
+        server = Server(places, most)
+        server.groups.last, server.groups.rows = last, rows
+        server.waiting, work = list(start), len(start) + sum(map(len, arrivals))
+        for n, arriving in enumerate([*arrivals, *[()] * 50]):
+            nobody, room = not server.waiting, server.room
+            admitted = server.step(arriving)
+            assert server.late <= most
+            if n and nobody and arriving and arriving[0][0] <= room:
+                assert admitted, "it came while nobody waited, and there was room"
+        steps = 0
+        while server.waiting:
+            steps += not server.step()
+            assert server.late <= most and steps <= (200 + most) * work
 
 
-@given(st.integers(1, 2 * GROUP - 1), st.lists(REQUESTS, max_size=80))
+@given(st.integers(1, 2 * GROUP - 1), st.lists(requests(12, 60), max_size=80))
 def test_where_few_fit_nothing_changes(places, arrivals):
     one, other = Server(places, 0), Server(places, 50)
     for arriving in arrivals:

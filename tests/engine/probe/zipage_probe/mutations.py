@@ -166,11 +166,10 @@ def early_plans():
 
 
 def endless_groups():
-    """Nobody is admitted before there is room for everybody."""
-    from zipage_sglang import grouping
+    """Whoever waits for room is left waiting until nearly everybody has ended."""
+    from zipage_sglang.grouping import Groups
 
-    grouping.GROUP, init = 1, grouping.Groups.__init__
-    grouping.Groups.__init__ = lambda groups, most: init(groups, most and 1 << 30)
+    Groups.waits = lambda groups, now, rows, waiting: groups.rows is not None and rows > 2
 
 
 def ignore_pressure():
