@@ -168,6 +168,14 @@ def test_a_prefill_begins_the_next_wait(scheduler):
     assert (groups.last, groups.rows) == (29, None), "room was not short"
 
 
+def test_a_look_in_vain_is_no_reason_to_wait(scheduler):
+    groups = scheduler.manager.groups
+    groups.looked(20, False, True, 100)
+    assert (groups.last, groups.rows) == (3, len(scheduler.running_batch.reqs))
+    scheduler.manager.watch.now = 21
+    assert not held(scheduler)
+
+
 def nobody_runs(scheduler):
     scheduler.running_batch.reqs = []
 
