@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from sglang.srt.managers.io_struct import AbortReq
-from zipage_patches import active, install, refusals
+from zipage_patches import active, grouping, install, refusals
 from zipage_patches.compat import arguments, batches, ranks
 from zipage_patches.engine import SGLangEngine
 from zipage_patches.telemetry import Metrics
@@ -69,7 +69,7 @@ def get_new_batch_prefill(original, scheduler, running_batch):
     manager = active.manager()
     _step(scheduler, manager, running_batch)
     try:
-        return original(scheduler, running_batch)
+        return grouping.admit(original, scheduler, running_batch)
     finally:
         manager.engine.requeue()
 

@@ -93,6 +93,11 @@ class ZipageServerArgs(ServerArgs, **arguments.CLASS_KEYWORDS):
         "Compress on a stream of its own, beside so many decode steps of the others, which the request sits out; its pages come "
         "free after them, and one window scores (see --zipage-passes). 0: between two steps, in their stream. Default 0."),
         NS("memory")] = None
+    zipage_admit_every: A[Optional[int], _memory(
+        "Decode steps that requests may be left waiting after an admission where the pool is full, so that several are admitted "
+        "at once: all that run wait for each prefill. They are admitted earlier when as many have ended as one in 32 of those "
+        "that run, or as wait. Who comes while nobody waits for room is admitted at once. No effect where fewer than 64 fit, or "
+        f"with --zipage-when pressure. 0: at once. Default {_DEFAULT['admit_every']}."), NS("memory")] = None
     zipage_max_budget: A[Optional[int], _memory(
         "Largest budget that a request may ask for itself; sizes the workspace. A multiple of --page-size. Default 0: that of "
         "--zipage-budget."), NS("memory")] = None

@@ -13,6 +13,7 @@ PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
 BY_BUDGET = -1.0  # of recency
 PER_REQUEST = ("all", "no-off", "none")
+ADMIT_EVERY = 128  # by default; see zipage_sglang/grouping.py
 
 # The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve; one window scores, and
 # every first compression comes at K + b.
@@ -39,6 +40,7 @@ class ZipageConfig:
     spread: steps over which the first compressions of requests that start together are spread, by coming that much early at most;
     1: all come at K + b; 0: a quarter of a block.
     async_steps: decode steps beside which a request is compressed, sitting them out, 0: between two steps.
+    admit_every: decode steps that requests may be left waiting where the pool is full, so that several are admitted at once.
     max_budget: largest K that a request may ask for itself, 0 for K.  per_request: what requests may say for themselves (see
     `zipage_sglang.per_request`): `all`, `no-off` (not that compression is off), `none`.
     Raises ValueError (naming the flag) for values that cannot work.
@@ -63,6 +65,7 @@ class ZipageConfig:
     passes: int = 0
     spread: int = 0
     async_steps: int = 0
+    admit_every: int = ADMIT_EVERY
     max_budget: int = 0
     per_request: str = "all"
 
@@ -113,6 +116,12 @@ class ZipageConfig:
     def spread_steps(self) -> int:
         """What `spread` comes to."""
         return max(1, min(self.spread or self.block // 4, self.budget, self.block)) if self.when == "always" else 1
+
+    @property
+    def group_steps(self) -> int:
+        """What `admit_every` comes to.  Under `pressure` rows are compressed for the first who waits: were it not admitted at
+        once, they would have lost tokens too early."""
+        return self.admit_every if self.when == "always" else 0
 
     @property
     def forced_sinks(self) -> int:
@@ -166,6 +175,7 @@ class ZipageConfig:
         need(0 <= self.async_steps, "async-steps", f"must not be negative, got {self.async_steps}")
         need(self.async_steps == 0 or self.when == "always", "async-steps",
              "cannot be used with --zipage-when pressure, where pages must come free at once; drop one of the two")
+        need(0 <= self.admit_every, "admit-every", f"must not be negative, got {self.admit_every}")
         need(0 <= self.seed < 2**32, "seed", f"must be a 32-bit unsigned number, got {self.seed}")
 
     def check_page_size(self, page_size: int):

@@ -103,7 +103,7 @@ class InvariantChecker:
         if self.engine.tp_size == 1:
             return
         words = [self.decisions, self.manager.slots.free, [(item.req.rid, item.state.slot) for item in self.manager.parked],
-                 [flight.lands for flight in self.manager.flights.aloft]]
+                 [flight.lands for flight in self.manager.flights.aloft], vars(self.manager.groups)]
         for req in batch.reqs:
             state, index = self.engine.state(req), self.engine.row(req)
             held = self.engine.allocated_len(req) if self.engine.has_row(req) else 0

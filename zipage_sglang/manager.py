@@ -15,6 +15,7 @@ from zipage_sglang.compressor import Compressor, Job
 from zipage_sglang.config import ZipageConfig
 from zipage_sglang.engine import Compression, Engine
 from zipage_sglang.flight import Flights
+from zipage_sglang.grouping import Groups
 from zipage_sglang.plan import NEVER, plan_row
 from zipage_sglang.queries import QuerySlots
 from zipage_sglang.runtime import Runtime
@@ -58,6 +59,7 @@ class Manager:
         self.over: list[tuple[Any, RequestState]] = []  # rows that are compressed when somebody needs their pages
         self.parked: list[Parked] = []  # first come, first served
         self.flights = Flights(engine)
+        self.groups = Groups(config.group_steps)
 
     def step(self, batch):
         """Plan the next decode step of `batch` (SGLang's running batch), before any of its slots are allocated."""

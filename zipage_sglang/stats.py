@@ -12,7 +12,7 @@ class Stats:
     steps: passes with requests running.  host_seconds: the scheduler's time in this package, compress_seconds of it for
     compressions.  passes: scores of a row before the one at its compression, by request.
     held_back_seconds: time that retracted requests waited, added when they decode again.  sat_out: steps that requests sat out
-    while they were compressed beside them.
+    while they were compressed beside them.  admissions_held: steps at which nobody was admitted so that several are at once.
     """
 
     steps: int = 0
@@ -32,6 +32,7 @@ class Stats:
     peak_parked: int = 0
     sat_out: int = 0
     held_back_seconds: float = 0.0
+    admissions_held: int = 0
     peak_running: int = 0
     peak_kv_tokens: int = 0
     peak_query_slots: int = 0

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from zipage_sglang.config import PRESETS, ZipageConfig
+from zipage_sglang.config import ADMIT_EVERY, PRESETS, ZipageConfig
 
 
 def test_defaults():
@@ -32,6 +32,11 @@ def test_first_compressions_are_spread_evenly_and_leave_room_for_all_windows(cha
     steps = [config.early(n) for n in range(3 * config.spread_steps)]
     assert sorted(steps) == sorted(3 * list(range(earliest + 1)))
     assert config.cap - earliest >= config.scored and config.cap - earliest > config.budget
+
+
+def test_requests_are_admitted_in_groups_but_not_under_pressure():
+    assert ZipageConfig().group_steps == ADMIT_EVERY and ZipageConfig(admit_every=0).group_steps == 0
+    assert ZipageConfig(admit_every=7).group_steps == 7 and ZipageConfig(admit_every=7, when="pressure").group_steps == 0
 
 
 @pytest.mark.parametrize("budget, reserve", [(2048, 512), (1024, 256), (512, 128), (400, 128), (256, 128), (96, 48), (10, 8)])
@@ -71,6 +76,7 @@ def test_reserve_is_the_larger_of_window_and_floor(budget, window, recency, rese
         ("tau", dict(tau=0.0)),
         ("tau", dict(tau=math.inf)),
         ("passes", dict(passes=-1)),
+        ("admit-every", dict(admit_every=-1)),
         ("spread", dict(spread=-1)),
         ("spread", dict(spread=257)),
         ("passes", dict(passes=17)),

@@ -83,6 +83,7 @@ def test_modes():
     assert small.engine == dict(enable_zipage=True, zipage_budget=1024, zipage_block=256, zipage_lambda=0.5, zipage_prefix="compress")
     assert small.config == ZipageConfig(budget=1024, block=256, lam=0.5, prefix="compress")
     assert plain.config == ZipageConfig(budget=2048, block=256)
+    assert modes.parse_modes(["zipage:admit_every=0"])[0].engine == dict(enable_zipage=True, zipage_admit_every=0)
     assert modes.parse_modes(["zipage:preset=paper"])[0].config == ZipageConfig(recency=0.0, passes=1, spread=1)
 
 

@@ -11,6 +11,8 @@ from zipage_probe import events, mutations, streams, sums
 def register():
     if out := os.environ.get("ZIPAGE_PROBE_DIR"):
         record(out)
+    if group := os.environ.get("ZIPAGE_GROUP"):
+        events.small_groups(int(group), out)
     if chunks := os.environ.get("ZIPAGE_ABORT_CHUNKS"):
         events.abort_chunks(json.loads(chunks))
     if count := os.environ.get("ZIPAGE_ABORT_PARKED"):

@@ -1,6 +1,35 @@
 """What happens to requests at moments that no client can choose, and what a machine without a GPU lacks."""
 
+import json
+import os
+
 import torch
+
+
+def small_groups(group, out):
+    """`group` requests run for each one of a group of admissions: few enough for a CPU; none wait for company while there are requests
+    whose ids begin with `single`.  passes.jsonl: one line per admission pass."""
+    from zipage_patches import active, admission, grouping
+    from zipage_sglang import grouping as rule
+
+    rule.GROUP, admit = group, grouping.admit
+
+    def recording(original, scheduler, running_batch):
+        manager = active.manager()
+        reqs = [*scheduler.waiting_queue, *running_batch.reqs]
+        single = any(r.rid.startswith("single") for r in reqs)
+        manager.groups.most = 0 if single else active.config.group_steps
+        held, lacks = manager.stats.admissions_held, admission.shortage(manager.engine, running_batch, waiting=True).admission
+        line = {"single": single, "waiting": len(scheduler.waiting_queue), "running": sum(not r.finished() for r in running_batch.reqs),
+                "fits": lacks is not None and lacks < 0}  # the first that waits, with a slot to spare
+        plan = admit(original, scheduler, running_batch)
+        line["admitted"] = [r.rid for r in plan.batch_to_run.reqs] if plan.batch_to_run else []
+        line["held"] = manager.stats.admissions_held > held
+        with open(os.path.join(out, "passes.jsonl"), "a") as f:
+            f.write(json.dumps(line) + "\n")
+        return plan
+
+    grouping.admit = recording
 
 
 def abort_chunks(chunks):

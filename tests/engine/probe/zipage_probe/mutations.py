@@ -165,6 +165,13 @@ def early_plans():
     forward.load_batch = lambda original, runner, *args, **kwargs: original(runner, *args, **kwargs)
 
 
+def endless_groups():
+    """Whoever waits for room is left waiting until nearly everybody has ended."""
+    from zipage_sglang.grouping import Groups
+
+    Groups.waits = lambda groups, now, rows, waiting: groups.rows is not None and rows > 2
+
+
 def ignore_pressure():
     """Rows beyond their trigger are never compressed, whoever waits."""
     from zipage_sglang.manager import Manager
@@ -175,4 +182,4 @@ def ignore_pressure():
 MUTATIONS = {f.__name__: f for f in (skip_compaction, position_off_by_one, leak_page, stale_seq_lens_cpu, write_into_tree,
                                      forget_query_slot, insert_compressed_rows, ignore_pressure, compress_regardless, one_configuration,
                                      uncounted_tokens, late_rows, pages_at_once, no_wait, unlock_at_once, last_window_only,
-                                     early_plans)}
+                                     early_plans, endless_groups)}
