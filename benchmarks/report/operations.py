@@ -21,14 +21,14 @@ from benchmarks.report.options import Options
 
 REPEAT = 5
 # Kernel -> operation, for the kernels of the fused pipeline: _sort_blocks and _block_scores belong to the lightning
-# redundancy, which _block_scores computes together with the second pass of the attention score.
+# redundancy, which _block_scores computes together with the attention score.
 FUSED = {
     "_gather_rows": "gather",
     "_gather": "gather",
     "_softmax_sums": "attention score, first pass",
     "_log_sums": "attention score, first pass",
-    "_sort_blocks": "redundancy and attention score, second pass",
-    "_block_scores": "redundancy and attention score, second pass",
+    "_sort_blocks": "redundancy and attention score",
+    "_block_scores": "redundancy and attention score",
     "_combine": "combine",
     "_select": "select",
     "_plan": "compact",
@@ -82,7 +82,7 @@ def _of_kernels(data: dict) -> dict:
     operations, whole = [], []
     for key, value in data["results"].items():
         kind, _, rest = key.partition(".")
-        if kind == "kernels":
+        if kind == "kernels" and not rest.startswith("pass."):
             requests, sums = int(rest.partition(".")[0]), {}
             for kernel, ms in value.items():
                 name = FUSED.get(kernel, "other")
