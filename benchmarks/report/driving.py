@@ -125,7 +125,8 @@ async def _drive(url, load: Load, seconds: float, stream_interval: int, probes: 
         course.seconds = clock()
         if all(r.finished for r in course.requests):
             course.seconds = max(r.last for r in course.requests)
-        await look()
+        with contextlib.suppress(OSError):
+            await look()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,13 +150,17 @@ def _take(record: Sent, line: bytes, now: float, probe: bool):
 
 
 async def _calm(session, url: str, seconds: float = 60):
-    """Until nothing runs and the prefix cache is empty, so that every workload starts alike.  Raises RequestFailed."""
+    """Until nothing runs and the prefix cache is empty, so that every workload starts alike.  Raises RequestFailed.
+
+    A server that has just lost thousands of clients at once may reset a connection: it is asked again.
+    """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        async with session.post(f"{url}/abort_request", json=dict(rid="", abort_all=True)):
-            pass
-        async with session.post(f"{url}/flush_cache") as reply:
-            if reply.status == 200:
-                return
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.post(f"{url}/abort_request", json=dict(rid="", abort_all=True)):
+                pass
+            async with session.post(f"{url}/flush_cache") as reply:
+                if reply.status == 200:
+                    return
         await asyncio.sleep(0.3)
     raise RequestFailed(f"the server did not become idle within {seconds:.0f} s")
