@@ -67,14 +67,14 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
     """M: what the configuration says, or four times the slots that are expected to be in use, and a few more.
 
     A request needs a slot for the tokens before a compression whose queries score: by default all, so that it has one while it
-    runs, or the last w, with one window.  It holds all but so many of its cap then, so a pool holds at most pool / (cap - scored)
-    such requests (of the server's budget; who asks for a smaller one may wait), and each of them is there for so many of every b
-    tokens.  With one window requests that were admitted together come there together once; some of them wait then and are spread
-    from there on.
+    runs, or the last w, with one window.  Whoever is to be compressed has K + b tokens of the pool, held or promised
+    (patches/admission.py), so no more than pool / (K + b) are there at a time (of the server's budget; who asks for a smaller one may
+    wait), each near a compression for so many of every b tokens.  With one window requests that were admitted together come there
+    together once; some of them wait then and are spread from there on.
     """
     if config.query_slots:
         return min(config.query_slots, max_running)
-    most = min(max_running, math.ceil(pool_tokens / max(1, config.cap - config.scored)) + 1)
+    most = min(max_running, math.ceil(pool_tokens / config.cap) + 1)
     return max(1, min(most, math.ceil(slot_share(config) * most) + EXTRA_SLOTS))
 
 

@@ -34,7 +34,7 @@ def overhead_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -
 def slots_per_token(config: ZipageConfig, shape: ModelShape, itemsize: int) -> int:
     """Bytes of query slots that each token of the pool brings along."""
     share = 0.0 if config.query_slots else slot_share(config)
-    return math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / max(1, config.cap - config.scored))
+    return math.ceil(share * query_slot_bytes(shape, config.window, itemsize) / config.cap)
 
 
 def fixed(config: ZipageConfig, shape: ModelShape, context_len: int, itemsize: int, max_running: int | None) -> int:
