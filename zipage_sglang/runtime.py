@@ -68,9 +68,9 @@ def default_query_slots(config: ZipageConfig, pool_tokens: int, max_running: int
 
     A request needs a slot for the tokens before a compression whose queries score: by default all, so that it has one while it
     runs, or the last w, with one window.  Whoever is to be compressed has K + b tokens of the pool, held or promised
-    (patches/admission.py), so no more than pool / (K + b) are there at a time (of the server's budget; who asks for a smaller one may
-    wait), each near a compression for so many of every b tokens.  With one window requests that were admitted together come there
-    together once; some of them wait then and are spread from there on.
+    (patches/admission.py), so no more than pool / (K + b) are there at a time (of the server's budget; who asks for a smaller one
+    may wait), each near a compression for so many of every b tokens.  With one window requests that were admitted together come
+    there together once; some of them wait then and are spread from there on.
     """
     if config.query_slots:
         return min(config.query_slots, max_running)
