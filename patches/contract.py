@@ -146,6 +146,7 @@ CALLS = (
     Target("configs.hybrid_arch.mambaish_config", "CALL", ("model_config",)),
     Target("layers.attention.flashinfer_backend.FlashInferAttnBackend.forward_decode", "CALL",
            ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache")),
+    Target("layers.attention.flashinfer_backend.FlashInferAttnBackend._get_wrapper_idx", "CALL", ("self", "layer")),
     Target("layers.attention.flashinfer_backend.DecodeMetadata", "CALL", ("decode_wrappers", "swa_out_cache_loc")),
     Target("runtime_context.get_parallel", "CALL", {"0.5.23": ()}),
     Target("arg_groups.model_override_base.resolving_view", "CALL", {"0.5.23": ("server_args",)}),

@@ -63,7 +63,7 @@ def post_memory_pool(result, model_runner):
         dtype=model_runner.dtype,
         slots=default_query_slots(config, pool.size, max_running),
         max_batch=max(max_running, largest_graph_batch(arguments.resolved(model_runner.server_args))),
-        log_sums=log_sums.given_by(model_runner.server_args),
+        log_sums=log_sums.given_by(model_runner.server_args, layers),
     )
     active.runtime.warm_up()
     ages = EvictedAges(shape.layers, active.runtime.device) if model_runner.server_args.enable_metrics else None

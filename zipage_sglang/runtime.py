@@ -105,9 +105,13 @@ class Runtime:
         def scores() -> torch.Tensor:
             return torch.zeros(tables, dtype=torch.bfloat16, device=device)
 
-        # What a decode step's attention writes, and where it is kept.  There in any case, so that sizes are known beforehand.
-        self.step_log_sums = torch.zeros(shape.layers, max_batch, shape.q_heads, dtype=torch.float32, device=device)
-        self._log_sums = torch.zeros(shape.layers, slots * config.window + 1, shape.q_heads, dtype=torch.float32, device=device)
+        # What a decode step's attention writes, and where it is kept.  There in any case, so that sizes are known beforehand; NaN
+        # at first, so that a sum that was never written is seen (nan_scores).
+        def sums(rows: int) -> torch.Tensor:
+            return torch.full((shape.layers, rows, shape.q_heads), math.nan, dtype=torch.float32, device=device)
+
+        self.step_log_sums = sums(max_batch)
+        self._log_sums = sums(slots * config.window + 1)
         self.window = config.window
         self.slots = slots
         self.device = device
