@@ -15,7 +15,7 @@ from zipage_patches.compat import arguments
 def given_by(server_args, layers) -> bool:
     """Whether the attention that decode steps will run gives its sums, and of the same logits that scores are made of.
 
-    layers: the RadixAttention of each.  A checkpoint's scale of quantised keys is in FlashInfer's logits, whatever the pool holds.
+    layers: the RadixAttention of each.  A checkpoint's scale of quantised keys is in FlashInfer's logits, whatever a pool holds.
     """
     view = arguments.resolved(server_args)
     if (view.decode_attention_backend or view.attention_backend) != "flashinfer":

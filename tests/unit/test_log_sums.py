@@ -72,8 +72,8 @@ def test_somebody_elses_method_stays():
 
 def test_an_error_in_attention_uncovers_it():
     wrapper = Wrapper(7.0)
-    with pytest.raises(ZeroDivisionError), log_sums.kept(backend_of(wrapper), None, LAYER, None, torch.zeros(2, 4)):
-        1 / 0
+    with pytest.raises(ArithmeticError), log_sums.kept(backend_of(wrapper), None, LAYER, None, torch.zeros(2, 4)):
+        raise ArithmeticError
     assert "run" not in vars(wrapper)
 
 
