@@ -135,6 +135,7 @@ CALLS = (
         ("self", "chunked_req_to_exclude", "keep_indices"), ("self", "reqs_to_exclude", "keep_indices"))),
     Target("managers.schedule_batch.ScheduleBatch.merge_batch", "CALL", ("self", "other")),
     Target("managers.schedule_batch.FINISH_ABORT", "CALL", None),
+    Target("managers.schedule_batch.ScheduleBatch.batch_is_full", "CALL", None),
     Target("managers.schedule_batch.NextBatchPlan", "CALL", ("batch_to_run", "running_batch")),
     Target("sampling.penaltylib.BatchedPenalizerOrchestrator.__init__", "CALL", ("self", "vocab_size", "batch", "penalizers")),
     Target("managers.scheduler.Scheduler._add_request_to_queue", "CALL", ("self", "req", "is_retracted")),

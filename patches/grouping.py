@@ -7,6 +7,7 @@ admitted, and in which order, stays SGLang's decision.
 from __future__ import annotations
 
 from zipage_patches import active, parking
+from zipage_patches.compat import arguments
 
 
 def admit(original, scheduler, running_batch):
@@ -17,16 +18,32 @@ def admit(original, scheduler, running_batch):
         return original(scheduler, running_batch)
     looks = not running_batch.batch_is_full or scheduler.enable_priority_preemption
     rows, waiting = len(running_batch.reqs) + len(parking.parked()), len(scheduler.waiting_queue)
-    if looks and groups.waits(now, rows, waiting) and _may_wait(scheduler, running_batch):
+    if (looks and groups.may_wait(now, rows, waiting) and groups.waits(now, rows, waiting, _together(scheduler, groups))
+            and _may_wait(scheduler, running_batch)):
         manager.stats.admissions_held += 1
         return _without_a_look(original, scheduler, running_batch)
     plan = original(scheduler, running_batch)
     prefill = plan.batch_to_run
     if prefill is not None:  # it is merged into the running batch, whose finished requests may still be there, by the next step
         rows = sum(not r.finished() for r in running_batch.reqs) + len(prefill.reqs) + len(parking.parked())
+        groups.prompt = prefill.reqs[-1].origin_input_ids
     full = plan.running_batch.batch_is_full and bool(scheduler.waiting_queue)
     groups.looked(now, prefill is not None, full, rows)
     return plan
+
+
+def _together(scheduler, groups) -> int:
+    """How many like the first who waits one prefill takes.
+
+    With equal prompts the first alone, if it is the first of its prompt: the others find it in the prefix tree after that.
+    """
+    head, *others = scheduler.waiting_queue[:2]
+    ids = head.origin_input_ids
+    if others and others[0].origin_input_ids == ids != groups.prompt and active.manager().engine.has_tree:
+        return 1
+    limits = [scheduler.chunked_prefill_size, scheduler.max_prefill_tokens]
+    together = min([limit // max(1, len(ids)) for limit in limits if limit and limit > 0], default=len(scheduler.waiting_queue))
+    return min(together, arguments.resolved(scheduler.server_args).prefill_max_requests or together)
 
 
 def _may_wait(scheduler, running_batch) -> bool:
@@ -35,15 +52,14 @@ def _may_wait(scheduler, running_batch) -> bool:
         return False
     if active.manager().engine.held_back():
         return False  # who was retracted has waited once
-    return not (scheduler.enable_priority_preemption and _outranks(scheduler, running_batch))
+    return not (scheduler.enable_priority_scheduling and _outranks(scheduler, running_batch))
 
 
 def _outranks(scheduler, running_batch) -> bool:
-    """Whether somebody who waits could preempt somebody who runs, if it came to that (PrefillAdder.preempt_to_schedule)."""
+    """Whether somebody who waits has a higher priority than somebody who runs."""
     sign = -1 if scheduler.schedule_low_priority_values_first else 1
     best = max(sign * r.priority for r in scheduler.waiting_queue)
-    least = min(sign * r.priority for r in running_batch.reqs)
-    return best - least > scheduler.priority_scheduling_preemption_threshold
+    return best > min(sign * r.priority for r in running_batch.reqs)
 
 
 def _without_a_look(original, scheduler, running_batch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 
 POLICIES = ("zipage", "attention", "recent", "random")
 REDUNDANCIES = ("lightning", "flash", "none")
@@ -13,14 +14,15 @@ PREFIX_MODES = ("keep", "compress", "auto")
 WHEN = ("always", "pressure")
 BY_BUDGET = -1.0  # of recency
 PER_REQUEST = ("all", "no-off", "none")
+FLAGS = {"lam": "lambda"}  # fields whose flags are not called like them
 ADMIT_EVERY = 128  # by default; see zipage_sglang/grouping.py
 
-# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve; one window scores, and
-# every first compression comes at K + b.
+# The paper's settings (arXiv 2603.08743, its scripts); r = 0 because the paper has no recency reserve; one window scores,
+# every first compression comes at K + b, and whoever fits is admitted.
 PRESETS = {
     "paper": dict(
         budget=2048, block=256, window=16, policy="zipage", alpha=0.8, lam=0.2, tau=0.4,
-        redundancy="lightning", pooling="once", recency=0.0, passes=1, spread=1,
+        redundancy="lightning", pooling="once", recency=0.0, passes=1, spread=1, admit_every=0,
     )
 }
 
@@ -137,6 +139,12 @@ class ZipageConfig:
         def need(ok: bool, flag: str, says: str):
             if not ok:
                 raise ValueError(f"--zipage-{flag}: {says}")
+
+        for field in dataclasses.fields(self):
+            value: object = getattr(self, field.name)
+            kind: type = {"int": numbers.Integral, "float": numbers.Real, "str": str}[str(field.type)]
+            need(isinstance(value, kind) and type(value) is not bool, FLAGS.get(field.name, field.name.replace("_", "-")),
+                 f"must be of type {field.type}, got {value!r}")
 
         need(self.block >= 1, "block", f"must be at least 1, got {self.block}")
         need(self.budget >= 1, "budget", f"must be at least 1, got {self.budget}")

@@ -20,16 +20,18 @@ class Groups:
         self.most = most
         self.last = 0  # step of the latest prefill
         self.rows: int | None = None  # requests that fitted when somebody was left waiting for room, None where nobody was
+        self.prompt: list[int] | None = None  # of the latest request that was prefilled
 
-    def waits(self, now: int, rows: int, waiting: int) -> bool:
-        """Whether nobody is to be admitted at this step.  rows: requests that hold KV.
+    def may_wait(self, now: int, rows: int, waiting: int) -> bool:
+        """Whether room was short at the last look, the latest prefill is no more than so many steps ago, and a full group, or all
+        that wait, have no place each yet.  rows: requests that hold KV."""
+        return self.waits(now, rows, waiting, waiting)
 
-        Only where room was short at the last look, for so many steps after a prefill, and until a group, or all that wait, have a
-        place each.
-        """
+    def waits(self, now: int, rows: int, waiting: int, together: int) -> bool:
+        """`may_wait`, where one prefill takes `together` of those who wait: a larger group would stall the others for longer."""
         if self.rows is None or now - self.last > self.most:
             return False
-        group = min(self.rows // GROUP, waiting)
+        group = min(self.rows // GROUP, waiting, together)
         return group > 1 and self.rows - rows < group
 
     def looked(self, now: int, prefill: bool, full: bool, rows: int):

@@ -12,7 +12,7 @@ class Stats:
     steps: passes with requests running.  host_seconds: the scheduler's time in this package, compress_seconds of it for
     compressions.  passes: scores of a row before the one at its compression, by request.
     held_back_seconds: time that retracted requests waited, added when they decode again.  sat_out: steps that requests sat out
-    while they were compressed beside them.  admissions_held: steps at which nobody was admitted so that several are at once.
+    while they were compressed beside them.  admissions_held: steps at which nobody looked whom to admit (for groups).
     """
 
     steps: int = 0

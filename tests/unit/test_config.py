@@ -130,3 +130,16 @@ def test_page_sizes_that_do_not_divide_are_refused_with_a_way_out(flag, changes,
 def test_start_is_decided_by_mode_and_prompt_length(prefix, prompt_len, start):
     config = ZipageConfig(budget=64, block=16, window=8, prefix=prefix)
     assert config.start(prompt_len) == start
+
+
+@pytest.mark.parametrize("name, value, flag", [
+    ("admit_every", "abc", "admit-every"), ("admit_every", 1.5, "admit-every"), ("budget", True, "budget"), ("lam", "x", "lambda"),
+    ("policy", 3, "policy"),
+])  # fmt: skip
+def test_values_of_another_type(name, value, flag):
+    with pytest.raises(ValueError, match=f"^--zipage-{flag}: must be of type .*, got {value!r}$"):
+        ZipageConfig(**{name: value})
+
+
+def test_whole_numbers_are_numbers():
+    assert ZipageConfig(recency=1, alpha=0).reserve == 2048

@@ -32,7 +32,7 @@ def test_policies_differ_and_are_what_they_are_called():
     assert config_of("recent", 512).start(99) == 99
     assert config_of("global", 512).redundancy == "none" and config_of("global", 512).lam == 1.0
     paper = config_of("paper", 512)
-    others = ("budget", "block", "spread")  # the last is of when, not of what
+    others = ("budget", "block", "spread", "admit_every")  # the last two are of when, not of what
     assert {k: getattr(paper, k) for k in PRESETS["paper"] if k not in others} == {
         k: v for k, v in PRESETS["paper"].items() if k not in others
     }

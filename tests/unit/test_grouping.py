@@ -35,7 +35,7 @@ class Server:
         self.waiting += arriving
         fits = bool(self.waiting) and self.waiting[0][0] <= self.room
         rows, admitted = len(self.running), 0
-        if not self.full and self.running and self.groups.waits(self.now, rows, len(self.waiting)):
+        if not self.full and self.running and self.groups.may_wait(self.now, rows, len(self.waiting)):
             self.held += 1
         else:
             looks = not self.full
@@ -110,11 +110,13 @@ def test_fewer_prefills_for_few_places(places, length):
 @pytest.fixture
 def scheduler(monkeypatch):
     """What `grouping.admit` reads of a scheduler that is full and was left with somebody who waits."""
-    reqs = [types.SimpleNamespace(priority=0, is_retracted=False, finished=lambda: False) for _ in range(4 * GROUP)]
+    reqs = [types.SimpleNamespace(priority=0, is_retracted=False, finished=lambda: False, origin_input_ids=[n] * 100)
+            for n in range(4 * GROUP)]
     manager = types.SimpleNamespace(groups=Groups(8), stats=Stats(), parked=[], watch=types.SimpleNamespace(now=5))
-    made = types.SimpleNamespace(chunked_req=None, enable_priority_preemption=False, schedule_low_priority_values_first=False,
-                                 priority_scheduling_preemption_threshold=0, waiting_queue=reqs[:9])
-    manager.engine = types.SimpleNamespace(held_back=lambda: sum(r.is_retracted for r in made.waiting_queue))
+    made = types.SimpleNamespace(chunked_req=None, enable_priority_scheduling=False, enable_priority_preemption=False,
+                                 schedule_low_priority_values_first=False, waiting_queue=reqs[:9], chunked_prefill_size=1000,
+                                 max_prefill_tokens=1000, server_args=types.SimpleNamespace(prefill_max_requests=None))
+    manager.engine = types.SimpleNamespace(held_back=lambda: sum(r.is_retracted for r in made.waiting_queue), has_tree=True)
     batch = types.SimpleNamespace(reqs=reqs[10:], batch_is_full=False, is_prefill_only=False)
     batch.is_empty = lambda: not batch.reqs
     made.running_batch = batch
@@ -149,7 +151,7 @@ def test_who_waits_is_left_waiting_for_so_many_steps(scheduler):
 def test_a_prefill_begins_the_next_wait(scheduler):
     batch, groups, watch = scheduler.running_batch, scheduler.manager.groups, scheduler.manager.watch
     watch.now, batch.reqs[0].finished = 20, lambda: True
-    new = types.SimpleNamespace(reqs=[object(), object()])
+    new = types.SimpleNamespace(reqs=[object(), types.SimpleNamespace(origin_input_ids=[1, 2])])
 
     def look(full):
         def original(scheduler, running_batch):
@@ -160,6 +162,7 @@ def test_a_prefill_begins_the_next_wait(scheduler):
 
     look(full=True)
     assert (groups.last, groups.rows) == (20, len(batch.reqs) + 1)  # one of them has ended
+    assert groups.prompt == [1, 2]
     batch.batch_is_full, watch.now = False, 28
     assert held(scheduler)
     watch.now = 29
@@ -184,20 +187,32 @@ def one_was_retracted(scheduler):
     scheduler.waiting_queue[-1].is_retracted = True
 
 
-def one_could_preempt(scheduler):
-    scheduler.enable_priority_preemption = True
+def one_has_priority(scheduler):
+    scheduler.enable_priority_scheduling = True
     scheduler.waiting_queue[-1].priority = 1
 
 
-def a_low_value_could_preempt(scheduler):
-    scheduler.enable_priority_preemption = scheduler.schedule_low_priority_values_first = True
+def a_low_value_has_priority(scheduler):
+    scheduler.enable_priority_scheduling = scheduler.schedule_low_priority_values_first = True
     scheduler.waiting_queue[-1].priority = -1
 
 
+def the_first_of_its_prompt(scheduler):
+    first, second = scheduler.waiting_queue[:2]
+    second.origin_input_ids = list(first.origin_input_ids)
+
+
+def long_prompts(scheduler):
+    """A prefill takes one of them."""
+    scheduler.waiting_queue[0].origin_input_ids = [0] * 501
+
+
 @pytest.mark.parametrize("change", [
-    nobody_runs, one_was_retracted, one_could_preempt, a_low_value_could_preempt,
+    nobody_runs, one_was_retracted, one_has_priority, a_low_value_has_priority, the_first_of_its_prompt, long_prompts,
     lambda s: setattr(s, "chunked_req", object()),
     lambda s: setattr(s.running_batch, "is_prefill_only", True),
+    lambda s: setattr(s, "chunked_prefill_size", 199),
+    lambda s: setattr(s.server_args, "prefill_max_requests", 1),
     lambda s: setattr(s, "waiting_queue", s.waiting_queue[:1]),
     lambda s: setattr(s.running_batch, "reqs", s.running_batch.reqs[3:]),
     lambda s: setattr(s.manager.groups, "most", 0),
@@ -209,11 +224,28 @@ def test_nobody_who_must_not_wait_does(scheduler, change):
     assert not held(scheduler)
 
 
-def test_priorities_that_preempt_nobody_wait_like_others(scheduler):
-    scheduler.enable_priority_preemption = True
+def test_equal_and_lower_priorities_wait_like_others(scheduler):
+    scheduler.enable_priority_scheduling = scheduler.enable_priority_preemption = True
     assert held(scheduler)
-    scheduler.waiting_queue[-1].priority, scheduler.priority_scheduling_preemption_threshold = 10, 10
+    scheduler.waiting_queue[-1].priority = -10
     assert held(scheduler)
+
+
+@pytest.mark.parametrize("change", [
+    lambda s: setattr(s.manager.groups, "prompt", list(s.waiting_queue[0].origin_input_ids)),
+    lambda s: setattr(s.manager.engine, "has_tree", False),
+])
+def test_equal_prompts_wait_where_the_tree_has_theirs_or_there_is_none(scheduler, change):
+    the_first_of_its_prompt(scheduler)
+    change(scheduler)
+    assert held(scheduler)
+
+
+def test_without_chunks_prefills_have_their_own_limit(scheduler):
+    scheduler.chunked_prefill_size = None
+    assert held(scheduler)
+    scheduler.max_prefill_tokens = 150
+    assert not held(scheduler)
 
 
 def test_the_batch_stays_open_when_something_breaks(scheduler):

@@ -84,7 +84,7 @@ def test_modes():
     assert small.config == ZipageConfig(budget=1024, block=256, lam=0.5, prefix="compress")
     assert plain.config == ZipageConfig(budget=2048, block=256)
     assert modes.parse_modes(["zipage:admit_every=0"])[0].engine == dict(enable_zipage=True, zipage_admit_every=0)
-    assert modes.parse_modes(["zipage:preset=paper"])[0].config == ZipageConfig(recency=0.0, passes=1, spread=1)
+    assert modes.parse_modes(["zipage:preset=paper"])[0].config == ZipageConfig(recency=0.0, passes=1, spread=1, admit_every=0)
 
 
 @pytest.mark.parametrize("text", ["fool", "full:budget=1", "zipage:bucket=3", "zipage:budget", "zipage:budget=x", "zipage:block=0"])
