@@ -55,8 +55,10 @@ def test_a_full_pool_admits_in_groups(tmp_path, engine):
     single, grouped = (admissions([line for line in passes if line["single"] == mode]) for mode in (True, False))
     print(f"admissions {single} -> {grouped}, waits {waits(passes)}")
     assert len(single) >= 8 and sum(single) >= 8
-    if "chunked_prefill_size" not in engine:  # one of a group after the other then
-        assert 1.5 * len(grouped) <= len(single) and 1.5 * sum(grouped) / len(grouped) >= GROUP - 1
+    if "chunked_prefill_size" in engine:  # a prefill takes one of them: nobody waits for company
+        assert run.info["admissions_held"] == 0 and not waits(passes)
+        return
+    assert 1.5 * len(grouped) <= len(single) and 1.5 * sum(grouped) / len(grouped) >= GROUP - 1
     assert run.info["admissions_held"] == sum(line["held"] for line in passes)
     assert all(steps <= MOST and (admitted or not fits) for steps, fits, admitted in waits(passes))
     assert sum(fits for _, fits, _ in waits(passes)) >= 3
