@@ -18,8 +18,7 @@ def admit(original, scheduler, running_batch):
         return original(scheduler, running_batch)
     looks = not running_batch.batch_is_full or scheduler.enable_priority_preemption
     rows, waiting = len(running_batch.reqs) + len(parking.parked()), len(scheduler.waiting_queue)
-    if (looks and groups.may_wait(now, rows, waiting) and groups.waits(now, rows, waiting, _together(scheduler, groups))
-            and _may_wait(scheduler, running_batch)):
+    if looks and groups.waits(now, rows, waiting) and _may_wait(scheduler, running_batch, groups.rows - rows):
         manager.stats.admissions_held += 1
         return _without_a_look(original, scheduler, running_batch)
     plan = original(scheduler, running_batch)
@@ -32,26 +31,30 @@ def admit(original, scheduler, running_batch):
     return plan
 
 
-def _together(scheduler, groups) -> int:
+def _together(scheduler) -> int:
     """How many like the first who waits one prefill takes.
 
     With equal prompts the first alone, if it is the first of its prompt: the others find it in the prefix tree after that.
     """
     head, *others = scheduler.waiting_queue[:2]
     ids = head.origin_input_ids
-    if others and others[0].origin_input_ids == ids != groups.prompt and active.manager().engine.has_tree:
+    manager = active.manager()
+    if others and others[0].origin_input_ids == ids != manager.groups.prompt and manager.engine.has_tree:
         return 1
     limits = [scheduler.chunked_prefill_size, scheduler.max_prefill_tokens]
     together = min([limit // max(1, len(ids)) for limit in limits if limit and limit > 0], default=len(scheduler.waiting_queue))
     return min(together, arguments.resolved(scheduler.server_args).prefill_max_requests or together)
 
 
-def _may_wait(scheduler, running_batch) -> bool:
-    """Whether a step without an admission is a decode step, and nobody is there who must not wait for others."""
+def _may_wait(scheduler, running_batch, places: int) -> bool:
+    """Whether a step without an admission is a decode step, nobody is there who must not wait for others, and one prefill takes
+    more than have `places` now: a group of several prefills would stall those that run for longer."""
     if scheduler.chunked_req is not None or running_batch.is_prefill_only or running_batch.is_empty():
         return False
     if active.manager().engine.held_back():
         return False  # who was retracted has waited once
+    if _together(scheduler) <= max(1, places):
+        return False
     return not (scheduler.enable_priority_scheduling and _outranks(scheduler, running_batch))
 
 

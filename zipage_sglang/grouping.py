@@ -22,16 +22,12 @@ class Groups:
         self.rows: int | None = None  # requests that fitted when somebody was left waiting for room, None where nobody was
         self.prompt: list[int] | None = None  # of the latest request that was prefilled
 
-    def may_wait(self, now: int, rows: int, waiting: int) -> bool:
+    def waits(self, now: int, rows: int, waiting: int) -> bool:
         """Whether room was short at the last look, the latest prefill is no more than so many steps ago, and a full group, or all
         that wait, have no place each yet.  rows: requests that hold KV."""
-        return self.waits(now, rows, waiting, waiting)
-
-    def waits(self, now: int, rows: int, waiting: int, together: int) -> bool:
-        """`may_wait`, where one prefill takes `together` of those who wait: a larger group would stall the others for longer."""
         if self.rows is None or now - self.last > self.most:
             return False
-        group = min(self.rows // GROUP, waiting, together)
+        group = min(self.rows // GROUP, waiting)
         return group > 1 and self.rows - rows < group
 
     def looked(self, now: int, prefill: bool, full: bool, rows: int):

@@ -57,8 +57,8 @@ def step_bytes(shape: ModelShape) -> int:
 def workspace_bytes(shape: ModelShape, candidates: int) -> int:
     """Bytes of the scores of that many candidates, all requests of a batch together; captured graphs hold on to theirs.
 
-    For each candidate, layer and KV head: seven fp32 or int32 features, three of the sorted blocks, sort keys, moves, and
-    one mask.
+    For each candidate, layer and KV head: six fp32 or int32 features, softmax sums where attention gives none, three of the
+    sorted blocks, sort keys, moves, and one mask.
     """
     return candidates * shape.layers * shape.kv_heads * (4 * 12 + 1)
 

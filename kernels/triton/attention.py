@@ -13,7 +13,7 @@ import triton.language as tl
 
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.layers import LOG2_E, layer_table, padded, tile_rows, upcast
-from zipage_kernels.triton.queries import load_log_sums, load_queries, window_tiles
+from zipage_kernels.triton.queries import load_queries, load_window, window_tiles
 
 # Rows that one program of the first pass takes (whole tiles), more where that makes over MOST_SPLITS splits of a row.
 SPLIT_ROWS = 512
@@ -177,13 +177,10 @@ def _attention(
     last = tl.load(starts + r) + block * BLOCK_C + BLOCK_C - 1
     total = tl.zeros([BLOCK_C], tl.float32)
     for tile in range(TILES):
-        q, token, number, valid = load_queries(
-            query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
-            WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
+        q, token, log_sum = load_window(
+            query_cache, log_sums, query_rows, r, layer, head, line, tile * PAD_W, q_layer_stride, q_row_stride, sums_stride,
+            H, WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST, KEPT,
         )  # fmt: skip
-        log_sum = load_log_sums(
-            log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT
-        )
         total += looked_at(k, t, last, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK_C) + poison_of(log_sum)
     tl.store(out + line * C + j, tl.where(inside, total / WINDOW, -float("inf")), mask=j < C)
 

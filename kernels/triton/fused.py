@@ -15,7 +15,7 @@ import triton.language as tl
 from zipage_kernels.batch import MOST_POSITIONS, CompressionBatch
 from zipage_kernels.triton.attention import first_pass, load_keys, looked_at, poison_of, reduce_sums
 from zipage_kernels.triton.layers import padded, tile_rows
-from zipage_kernels.triton.queries import load_log_sums, load_queries
+from zipage_kernels.triton.queries import load_window
 from zipage_kernels.triton.similarity import FIXED_POINT, STRETCH, inverse_lengths
 
 ROWS = 128  # keys of a tile
@@ -112,13 +112,10 @@ def _attend(
         seen = seen + (zero,)
     poison = 0.0
     for tile in tl.static_range(Q_TILES):
-        q, token, number, valid = load_queries(
-            query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
-            WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
+        q, token, log_sum = load_window(
+            query_cache, log_sums, query_rows, r, layer, head, line, tile * PAD_W, q_layer_stride, q_row_stride, sums_stride,
+            H, WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST, KEPT,
         )  # fmt: skip
-        log_sum = load_log_sums(
-            log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT
-        )
         poison += poison_of(log_sum)
         new = ()
         for i in tl.static_range(TILES):

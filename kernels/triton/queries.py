@@ -91,18 +91,24 @@ def load_queries(
 
 
 @triton.jit
-def load_log_sums(
-    log_sums, query_rows, r, layer, line, token, number, valid, layer_stride,
-    H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, KEPT: tl.constexpr,
+def load_window(
+    query_cache, log_sums, query_rows, r, layer, head, line, first, layer_stride, row_stride, sums_stride,
+    H: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAD_G: tl.constexpr, PAD_W: tl.constexpr, UPCAST: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """log2 of the softmax sums of the queries of `load_queries`; +inf for those that do not exist, so that their weights are 0.
+    """`load_queries`: the queries and the window token of each; and log2 of their softmax sums, +inf for those that do not exist,
+    so that their weights are 0.
 
     log_sums: with KEPT those of the query cache, fp32 [L, M*w + 1, H * GROUP], else of the first pass, [R, L, H, GROUP * WINDOW].
     line: int64, the head's number among all of the batch.
     """
+    q, token, number, valid = load_queries(
+        query_cache, query_rows, r, layer, head, first, layer_stride, row_stride,
+        WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
+    )  # fmt: skip
     if KEPT:
         row = tl.load(query_rows + r * WINDOW + token, mask=valid, other=0).to(tl.int64)
-        at = layer.to(tl.int64) * layer_stride + row * (H * GROUP) + line % H * GROUP + number // WINDOW
+        at = layer.to(tl.int64) * sums_stride + row * (H * GROUP) + line % H * GROUP + number // WINDOW
     else:
         at = line * GROUP * WINDOW + number
-    return tl.load(log_sums + at, mask=valid, other=float("inf"))
+    return q, token, tl.load(log_sums + at, mask=valid, other=float("inf"))

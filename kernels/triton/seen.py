@@ -10,7 +10,7 @@ import triton.language as tl
 from zipage_kernels.batch import CompressionBatch
 from zipage_kernels.triton.attention import first_pass, load_keys, looked_at, poison_of
 from zipage_kernels.triton.layers import bf16_bits, bf16_value, tile_rows
-from zipage_kernels.triton.queries import load_log_sums, load_queries
+from zipage_kernels.triton.queries import load_window
 
 SPLIT_ROWS = 512  # candidates that one program takes
 OPTIONS = dict(num_warps=4, num_stages=2)
@@ -44,11 +44,10 @@ def _add_attention(
     row = rows + r.to(tl.int64) * row_stride
     table = seen + layer.to(tl.int64) * layer_stride + head
     before = start + tl.load(known + r)
-    q, token, number, valid = load_queries(
-        query_cache, query_rows, r, layer, head, 0, q_layer_stride, q_row_stride,
-        WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
+    q, token, log_sum = load_window(
+        query_cache, log_sums, query_rows, r, layer, head, line, 0, q_layer_stride, q_row_stride, sums_stride,
+        H, WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST, KEPT,
     )  # fmt: skip
-    log_sum = load_log_sums(log_sums, query_rows, r, layer, line, token, number, valid, sums_stride, H, WINDOW, GROUP, KEPT)
     poison = poison_of(log_sum)
     for t_first in range(first, end, BLOCK):
         t = t_first + tl.arange(0, BLOCK)
@@ -61,13 +60,10 @@ def _add_attention(
         last = t_first + BLOCK - 1
         total = poison + looked_at(k, t, last, q, token, log_sum, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         for tile in range(1, TILES):
-            q2, token2, number2, valid2 = load_queries(
-                query_cache, query_rows, r, layer, head, tile * PAD_W, q_layer_stride, q_row_stride,
-                WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST,
+            q2, token2, log_sum2 = load_window(
+                query_cache, log_sums, query_rows, r, layer, head, line, tile * PAD_W, q_layer_stride, q_row_stride, sums_stride,
+                H, WINDOW, GROUP, D, BLOCK_D, PAD_G, PAD_W, UPCAST, KEPT,
             )  # fmt: skip
-            log_sum2 = load_log_sums(
-                log_sums, query_rows, r, layer, line, token2, number2, valid2, sums_stride, H, WINDOW, GROUP, KEPT
-            )
             total += poison_of(log_sum2)
             total += looked_at(k, t, last, q2, token2, log_sum2, kv_len, scale, WINDOW, PAD_G, PAD_W, BLOCK)
         value = total / WINDOW + bf16_value(bits)

@@ -35,7 +35,7 @@ class Server:
         self.waiting += arriving
         fits = bool(self.waiting) and self.waiting[0][0] <= self.room
         rows, admitted = len(self.running), 0
-        if not self.full and self.running and self.groups.may_wait(self.now, rows, len(self.waiting)):
+        if not self.full and self.running and self.groups.waits(self.now, rows, len(self.waiting)):
             self.held += 1
         else:
             looks = not self.full
